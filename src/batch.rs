@@ -1,4 +1,4 @@
-//! Batches as delivered to the user, and the restoration of their order.
+//! Delivered batches, and the restoration of their order.
 
 use crate::dlpack;
 use crate::dlpack::raw::DLDevice;
@@ -53,7 +53,7 @@ pub(crate) struct KeptField {
     pub(crate) field: Field,
 }
 
-/// A list on the host, copied for a consumer. It counts as a tensor of its batch.
+/// A host list that was copied for a consumer. It counts as a tensor of its batch.
 struct HostList {
     #[expect(dead_code, reason = "the consumer has its address")]
     list: Vec<u64>,
@@ -195,7 +195,7 @@ impl Batch {
         self.contents.as_ref().expect("taken only by drop")
     }
 
-    /// Number of rows. The last batch of an epoch may have fewer. In an order of groups, each group
+    /// Number of rows. The last batch of an epoch may have fewer. In a grouped order, each group
     /// has its own number of rows.
     ///
     /// [`valid`](Self::valid) rows hold samples; the others are padding.
@@ -214,8 +214,8 @@ impl Batch {
         self.contents().ticket().epoch
     }
 
-    /// The number of the group that contains all its samples, in an [order of
-    /// groups](crate::Order::grouped).
+    /// In a [grouped order](crate::Order::grouped), the number of the group that contains all
+    /// samples of the batch.
     pub fn group(&self) -> Option<usize> {
         self.contents().ticket().group.map(usize::from)
     }
@@ -290,7 +290,7 @@ impl Batch {
     }
 
     /// Makes `stream` wait for the batch's copy. The memory is reused only after the work that was
-    /// submitted to the stream before the drop.
+    /// submitted to the stream before the batch was dropped.
     ///
     /// The first stream bound this way takes the batch, and its idle time is measured. Bind other
     /// streams with [`bind_as`](Self::bind_as). Streams of
@@ -304,7 +304,7 @@ impl Batch {
         self.bind_as(stream, StreamUse::Takes)
     }
 
-    /// As [`bind`](Self::bind), for this use of the batch.
+    /// Like [`bind`](Self::bind); `how` says how the stream uses the batch.
     pub fn bind_as(&self, stream: impl std::borrow::Borrow<Stream>, how: StreamUse) -> Result<()> {
         self.info.process.check()?;
         match self.contents() {
@@ -314,10 +314,10 @@ impl Batch {
     }
 
     /// Declares that `stream` also works on the batch, after a bound stream. The memory is reused
-    /// only after the work that was submitted to `stream` before the drop. The stream does not wait
-    /// for the copy.
+    /// only after the work that was submitted to `stream` before the batch was dropped. The stream
+    /// does not wait for the copy.
     ///
-    /// This is [`StreamUse::Releases`], like PyTorch's `record_stream`. Errors: as
+    /// This is [`StreamUse::Releases`], like PyTorch's `record_stream`. Errors: see
     /// [`bind`](Self::bind).
     pub fn used_on(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
         self.bind_as(stream, StreamUse::Releases)
@@ -555,7 +555,7 @@ impl<'a> MicroBatch<'a> {
             .ok_or_else(|| {
                 let names: Vec<_> = self.fields().map(|field| field.name()).collect();
                 let message = format!(
-                    "no field `{name}` in the batch; there are {}",
+                    "no field `{name}` in the batch; its fields are {}",
                     names.join(", ")
                 );
                 Error::new(ErrorKind::Shape, Stage::Batch, message)
@@ -594,9 +594,9 @@ impl<'a> FieldView<'a> {
         self.field().dtype()
     }
 
-    /// Dimensions, rows first. The second dimension of an `UpTo` field is its maximum; in an order
-    /// of groups, the maximum [given](crate::order::Groups::up_to) for the batch's group. The first
-    /// dimension of a packed field is the elements of all rows.
+    /// Dimensions, rows first. The second dimension of an `UpTo` field is its maximum; in a grouped
+    /// order, the maximum [given](crate::order::Groups::up_to) for the batch's group. The first
+    /// dimension of a packed field is the total number of elements of all rows.
     pub fn shape(&self) -> Vec<usize> {
         if self.field().is_packed() {
             return self.field().packed_shape(self.span().len());
@@ -619,7 +619,7 @@ impl<'a> FieldView<'a> {
         dense_strides(&self.shape())
     }
 
-    /// True first dimension of each row of an `UpTo` field; `None` for fixed shapes.
+    /// Actual length (first dimension) of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
         on!(self.contents, inner => inner.lens(self.kept.index))
             .map(|lens| &lens[self.start..self.end])
@@ -628,7 +628,7 @@ impl<'a> FieldView<'a> {
     /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of
     /// the first dimension. `None` for fields with a stride.
     ///
-    /// There is one offset more than rows. In a [part](Batch::micro) of a batch, subtract
+    /// There is one more offset than rows. In a [part](Batch::micro) of a batch, subtract
     /// `offsets[0]`. The offsets are on the host, even for a batch on a device.
     pub fn offsets(&self) -> Option<&'a [u64]> {
         on!(self.contents, inner => inner.offsets(self.kept.index))
@@ -782,7 +782,7 @@ impl<'a> FieldView<'a> {
 
     /// Device address of the [lengths](Self::lens) of an `UpTo` field, `u64` each.
     ///
-    /// Errors: as [`device_ptr`](Self::device_ptr).
+    /// Errors: see [`device_ptr`](Self::device_ptr).
     pub fn device_lens_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;
@@ -793,7 +793,7 @@ impl<'a> FieldView<'a> {
 
     /// Device address of the [offsets](Self::offsets) of a packed field, `u64` each.
     ///
-    /// Errors: as [`device_ptr`](Self::device_ptr).
+    /// Errors: see [`device_ptr`](Self::device_ptr).
     pub fn device_offsets_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;

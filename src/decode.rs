@@ -7,19 +7,19 @@
 //! ```
 //!
 //! Invariants:
-//! * All workers share a decoder. Its state, such as a tokenizer, does not change; the memory of a
-//!   worker is in [`Scratch`].
+//! * All workers share a decoder. Its state, such as a tokenizer, does not change; each worker's
+//!   own memory is in [`Scratch`].
 //! * All randomness comes from [`Ctx::draws`], so a sample's row depends only on (seed, epoch, id,
 //!   draw number).
 //! * A decoder checks sizes against limits before it allocates memory.
 //! * The pipeline catches a panic and reports its sample.
 //!
-//! Encoded bytes can travel as they are, for a decoder on the device:
+//! Encoded bytes can also be delivered unchanged, for a decoder on the device:
 //!
 //! ```no_run
 //! use feedline::{Loader, dataset::Images, decode::Bytes};
 //!
-//! // JPEGs of at most 16 MiB, of a batch of 256 at most 64 MiB.
+//! // Each JPEG has at most 16 MiB, and the 256 JPEGs of a batch at most 64 MiB.
 //! let encoded = Bytes::packed(16 << 20).batch_bytes(64 << 20);
 //! let loader = Loader::builder(Images::open("train/")?).decode_field("image", encoded).batch_size(256).build()?;
 //! for batch in loader.epoch(0)? {

@@ -19,9 +19,9 @@
 //!   writes.
 //! * The pointers derive from the memory itself, never from a shared slice.
 //! * No write survives: the next use of a slot rewrites every array, as it must after `map_batch`.
-//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A thread
-//!   frees the device memory of a dropped loader, because `cuMemFree` waits for the device, whose
-//!   work may need the consumer's lock (the GIL).
+//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A separate
+//!   thread frees the device memory of a dropped loader: `cuMemFree` waits for the device, and the
+//!   device's work may need the consumer's lock (the GIL).
 //!
 //! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory
 //! lives as long as the owner.
@@ -172,11 +172,11 @@ pub struct Tensors {
     pub ids: Dlpack,
     /// Validity of each row, as values of [`Status`](crate::Status): `u8`.
     pub status: Dlpack,
-    /// The streams of the batch, also after its tensors were handed over.
+    /// The streams of the batch, even after its tensors were handed over.
     pub streams: BatchStreams,
 }
 
-/// The streams of an exported batch, as long as one of its tensors lives. Does not keep the batch
+/// The streams of an exported batch, while one of its tensors is alive. Does not keep the batch
 /// alive.
 #[derive(Clone, Debug)]
 pub struct BatchStreams(Weak<dyn Streams>);
@@ -201,7 +201,7 @@ impl BatchStreams {
     /// Binds a stream, as [`Batch::bind_as`](crate::Batch::bind_as) does. Returns false if every
     /// tensor was freed.
     ///
-    /// Errors: as [`Batch::bind_as`](crate::Batch::bind_as).
+    /// Errors: see [`Batch::bind_as`](crate::Batch::bind_as).
     pub fn bind_as(
         &self,
         stream: impl std::borrow::Borrow<Stream>,
@@ -254,13 +254,13 @@ pub(crate) trait Owner: Send {
         Ok(())
     }
 
-    /// As `bind`, with the default stream, unless a stream is bound already.
+    /// Like `bind`, with the default stream, unless a stream is already bound.
     fn bind_any(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// One array of a batch, on its way to another framework. A `Dlpack` owns the memory until it is
+/// One array of a batch, for export to another framework. A `Dlpack` owns the memory until it is
 /// exported; then the C struct does. Dropping the owner releases the memory.
 pub struct Dlpack(Box<Parts>);
 
@@ -278,8 +278,8 @@ impl Dlpack {
         Self(Box::new(parts))
     }
 
-    /// Holds a clone of `count` as long as the memory lives. The strong count of `count` tells how
-    /// many arrays live, here or in a consumer.
+    /// Holds a clone of `count` while the memory is alive. So the strong count of `count` gives the
+    /// number of live arrays, here or in a consumer.
     #[must_use]
     pub fn counted_by(mut self, count: &Arc<()>) -> Self {
         self.0.counted = Some(count.clone());
@@ -325,8 +325,8 @@ impl Dlpack {
 
     /// The struct of version 1.0, owned by the caller.
     ///
-    /// The caller must call its deleter once, from any thread. It must not hold a lock then that a
-    /// thread of the loader could need.
+    /// The caller must call its deleter once, from any thread. During this call, it must not hold a
+    /// lock that a thread of the loader could need.
     #[must_use = "only the deleter releases the memory"]
     pub fn into_versioned(mut self) -> NonNull<DLManagedTensorVersioned> {
         self.order();
@@ -340,7 +340,7 @@ impl Dlpack {
         })))
     }
 
-    /// The struct for consumers without versions; otherwise as
+    /// The unversioned struct, for older consumers; otherwise like
     /// [`into_versioned`](Self::into_versioned).
     #[must_use = "only the deleter releases the memory"]
     pub fn into_legacy(mut self) -> NonNull<DLManagedTensor> {

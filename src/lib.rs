@@ -49,12 +49,12 @@
 //!
 //! | word | meaning |
 //! |---|---|
-//! | sample, id | an entry of the dataset, and its number there |
-//! | position | a place in the order of an epoch: the order gives each position an id |
-//! | batch, row | samples of one step on one rank; a sample's place in the batch |
+//! | sample, id | an entry of the dataset, and its index |
+//! | position | an index into the order of an epoch: the order maps each position to an id |
+//! | batch, row | samples of one step on one rank; a sample's index in the batch |
 //! | global batch | the batches of all ranks for one step |
 //! | encoded field | a part of a sample as the dataset stores it: *raw* (elements), an encoded picture, or bytes |
-//! | field | an array of the batch, with a name, a dtype and a shape. A raw field keeps its name; a decoder names its own (pictures: `image`), and a dataset its labels (`label`) |
+//! | field | an array of the batch, with a name, a dtype and a shape. A raw field keeps its name; a decoder names its outputs (pictures: `image`), and a dataset names its labels (`label`) |
 //! | framed | bytes that the dataset checks or unpacks before they are used |
 //! | slot | the memory of one batch |
 //!
@@ -64,7 +64,7 @@
 //! have little padding: [`Order::grouped`].
 //!
 //! **One iterator at a time.** A second iterator of the same loader is an error
-//! ([`ErrorKind::EpochLive`]). So is a call of `next` while the caller holds all slots as batches
+//! ([`ErrorKind::EpochLive`]). So is a call of `next` while the caller holds every slot as a batch
 //! ([`ErrorKind::BatchesHeld`]): drop a batch first.
 //!
 //! # Many ranks, and interrupted runs
@@ -155,7 +155,7 @@
 //! # Transforms: mixup
 //!
 //! `.map` changes a sample, `.map_batch` a whole batch, both in place. Their random numbers come
-//! from their [`decode::Ctx`]. They derive from the order's seed (0 for a sampler, unless
+//! from their [`decode::Ctx`]. These numbers derive from the order's seed (0 for a sampler, unless
 //! [`Order::with_seed`] sets it) or from [`seed`](LoaderBuilder::seed), so a batch does not depend
 //! on the number of workers. The result of `.map` for a sample is the same on any number of ranks;
 //! `.map_batch` sees the rank's own batch.
@@ -245,13 +245,13 @@ pub mod memory {
     pub use feedline_core::memory::{Budget, MemoryPlan, MemoryTerm};
 }
 
-/// Signals that end a run, and forks that a loader does not survive.
+/// Signals that end a run, and detection of forked processes.
 pub mod process {
     #[doc(inline)]
     pub use feedline_base::{process::Process, stop::Signal};
 }
 
-/// Fields of a sample and of a batch: names, types, shapes, and access to several at once.
+/// Fields of a sample and of a batch: names, types, shapes, and access to several fields at once.
 pub mod tensor {
     #[doc(inline)]
     pub use feedline_core::memory::{BatchFields, RowFields};

@@ -1,5 +1,5 @@
 //! The state of a run, in less than 1 KiB. A crash while it is saved leaves the old state or the
-//! new one. Loading a damaged state is an error; it never gives another state.
+//! new one. Loading a damaged state is an error; it never returns a different state.
 //!
 //! ```text
 //! loader ──► Checkpoint { cursor, order, dataset, past, … } ──► State ──JSON──► .name.pid.n.tmp ─fsync─rename─► file
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The cursor counts positions of the epoch that were delivered to *all* ranks together. So a state
-//! is the same on every rank, and another number of ranks can resume from it.
+//! is the same on every rank, and a different number of ranks can resume from it.
 //!
 //! Limits: a file of at most 64 KiB is read. Invariants:
 //! - A loaded state equals the saved one, or loading fails: the CRC32C covers the values in one
@@ -31,11 +31,11 @@ use std::io::Read;
 use std::path::Path;
 use std::{fmt, io};
 
-/// The version of the format, the only one that is read.
+/// The format version; other versions are rejected.
 const VERSION: u32 = 3;
 /// Maximum bytes of a file; a state has less than 1 KiB.
 const BYTES_MAX: u64 = 64 << 10;
-/// Maximum characters of a parser's message that an error repeats.
+/// Maximum characters of a parser's message in an error.
 const WORDS_MAX: usize = 200;
 /// Maximum number of ranks that an error names.
 const RANKS_MAX: usize = 16;
@@ -75,7 +75,7 @@ pub(crate) struct Checkpoint {
     pub(crate) skips: Skips,
     /// For a mixture, whose later part may change.
     pub(crate) past: Option<Past>,
-    /// For groups; `None` in states of versions in which each group had a last batch.
+    /// For groups; `None` in states of older versions, in which each group had a last batch.
     pub(crate) groups: Option<GroupsMark>,
 }
 
@@ -127,6 +127,7 @@ impl Checkpoint {
             OrderKind::Indices => 3,
             OrderKind::Sampler => 4,
             OrderKind::Grouped => 5,
+            OrderKind::Weighted => 6,
         };
         let last = match last {
             LastBatch::Keep => 0,
@@ -171,8 +172,7 @@ impl Checkpoint {
         })
     }
 
-    /// The additional values that an order of this kind saves: those of a mixture or of groups,
-    /// never both.
+    /// The additional values of a mixture or of groups; an order never has both.
     fn more(&self) -> Option<[u64; 4]> {
         self.past
             .as_ref()
@@ -180,18 +180,20 @@ impl Checkpoint {
             .or(self.groups.as_ref().map(GroupsMark::words))
     }
 
-    /// The reason why no run can have this state, if there is one.
+    /// Why no run can have this state; `None` if the state is valid.
     fn validate(&self) -> Option<String> {
         let position = self.cursor.position;
         let positions = self.order.positions;
         if position > positions {
-            return Some(format!("position {position} of an epoch of {positions}"));
+            return Some(format!(
+                "position {position} is past the end of the epoch ({positions} positions)"
+            ));
         }
         if self.global_batch == 0 {
             return Some("a global batch of 0 rows".into());
         }
         (!self.skips.are_legal())
-            .then(|| "ranges of batches to leave out that are empty or overlap".into())
+            .then(|| "the ranges of batches to skip are empty or overlap".into())
     }
 
     /// The numbers that decide the sequence of samples, with their names.
@@ -222,7 +224,7 @@ impl Checkpoint {
                 format!("{} samples in {} shards", print.samples(), print.shards())
             };
             return format!(
-                "{has} another dataset ({}, the others {})",
+                "{has} a different dataset ({}; the others have {})",
                 size(&self.dataset),
                 size(&others.dataset)
             );
@@ -232,7 +234,7 @@ impl Checkpoint {
                 format!("{:?}, {:?}", checkpoint.order.kind, checkpoint.last).to_lowercase()
             };
             return format!(
-                "{has} other settings ({}, the others {})",
+                "{has} different settings ({}; the others have {})",
                 settings(self),
                 settings(others)
             );
@@ -248,26 +250,27 @@ impl Checkpoint {
             .zip(settings(others))
             .find(|(own, theirs)| own != theirs)
         {
-            return format!("{has} another {what} ({own}, the others {theirs})");
+            return format!("{has} a different {what} ({own}; the others have {theirs})");
         }
         if self.order.identity != others.order.identity {
             // The hash shows only that they differ.
             return match (self.order.kind, self.past, others.past) {
                 (_, Some(own), Some(theirs)) if own.segments != theirs.segments => format!(
-                    "{has} another schedule of the mix ({} segments had begun, with the others \
+                    "{has} a different schedule of the mix ({} segments had begun; on the others \
                      {})",
                     own.segments, theirs.segments
                 ),
                 (_, Some(own), Some(theirs)) if own.hash == theirs.hash => {
-                    format!("{has} another schedule of the mix, in segments that begin later")
+                    format!("{has} a different schedule of the mix, in segments that begin later")
                 }
                 (_, Some(_), _) => {
-                    format!("{has} another mix: other weights, first positions, sources or key")
+                    format!("{has} a different mix: its weights, first positions, sources or key")
                 }
-                (OrderKind::Indices, ..) => format!("{has} another list of indices"),
-                (OrderKind::Grouped, ..) => format!("{has} other groups or batch sizes"),
-                (OrderKind::Windowed, ..) => format!("{has} another length of runs"),
-                _ => format!("{has} another sampler"),
+                (OrderKind::Indices, ..) => format!("{has} a different list of indices"),
+                (OrderKind::Grouped, ..) => format!("{has} different groups or batch sizes"),
+                (OrderKind::Windowed, ..) => format!("{has} a different run length"),
+                (OrderKind::Weighted, ..) => format!("{has} different weights"),
+                _ => format!("{has} a different sampler"),
             };
         }
         if self.skips != others.skips {
@@ -281,7 +284,7 @@ impl Checkpoint {
                 some => some.join(", "),
             };
             return format!(
-                "{has} other batches to skip ({}, the others {})",
+                "{has} different batches to skip ({}; the others have {})",
                 all(self),
                 all(others)
             );
@@ -296,9 +299,9 @@ impl Checkpoint {
         match place {
             Some((what, own, theirs)) => format!("{is} at {what} {own}, the others at {theirs}"),
             None if self.groups != others.groups => {
-                format!("{has} another budget, multiple or bounds of its groups")
+                format!("{has} a different budget, multiple or bounds of its groups")
             }
-            None => format!("{has} another past of the mixture"),
+            None => format!("{has} a different past of the mixture"),
         }
     }
 }
@@ -334,7 +337,7 @@ impl State {
         self.checkpoint.cursor.batch
     }
 
-    /// The same run at the beginning of `epoch`: for a run that leaves an epoch early on purpose.
+    /// The same run at the beginning of `epoch`: for a run that ends an epoch early on purpose.
     pub fn at_epoch(self, epoch: u64) -> Self {
         let steps = self.steps();
         self.at(Cursor {
@@ -350,12 +353,12 @@ impl State {
         self
     }
 
-    /// The same run, `batches` global batches further in its order, if necessary in later epochs:
-    /// for a run that skips the next batches. Skipped batches are not [`steps`](Self::steps). To
-    /// skip later batches, use [`Loader::skip`](crate::Loader::skip).
+    /// The same run, `batches` global batches further in its order and, if necessary, in a later
+    /// epoch: for a run that skips the next batches. Skipped batches do not count as
+    /// [`steps`](Self::steps). To skip later batches, use [`Loader::skip`](crate::Loader::skip).
     ///
-    /// After the last batch of an epoch the state stays at the end of that epoch; a run that
-    /// resumes from it begins the next.
+    /// After the last batch of an epoch, the state stays at the end of that epoch; a run that
+    /// resumes from it begins the next epoch.
     pub fn advance(self, batches: u64) -> Self {
         let Checkpoint {
             cursor,
@@ -410,8 +413,8 @@ impl State {
     /// Reads a file written by [`save`](Self::save). Links are followed.
     ///
     /// Errors, each with the path: [`ErrorKind::NotFound`], [`ErrorKind::NotAFile`],
-    /// [`ErrorKind::State`] for what [`from_bytes`](Self::from_bytes) refuses and for files over 64
-    /// KiB, those of the file system.
+    /// [`ErrorKind::State`] for content that [`from_bytes`](Self::from_bytes) rejects and for files
+    /// over 64 KiB; file system errors.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let state = read(path).and_then(|bytes| Self::from_bytes(&bytes));
@@ -430,7 +433,7 @@ impl State {
             )));
         }
         if bytes.is_empty() {
-            return Err(bad("an empty file: it was cut, or never written"));
+            return Err(bad("an empty file: truncated, or never written"));
         }
         // The version is read first, because the other values may have other types in another
         // version.
@@ -449,32 +452,32 @@ impl State {
     /// folder (`.NAME.PID.N.tmp`), syncs it to the device, renames it, and syncs the folder. On a
     /// local disk that takes milliseconds; [`save_unsynced`](Self::save_unsynced) does not wait.
     ///
-    /// After an error the file is unchanged and the temporary file is gone. Only if the folder
-    /// cannot be synced, the new file is in place already. A process that is killed leaves the old
-    /// file or the new one, and maybe a temporary one, which nothing reads or removes. Several
-    /// processes may save to the same path at the same time: the file is then that of one of them.
+    /// After an error, the file is unchanged and the temporary file is gone. One exception: if the
+    /// folder cannot be synced, the new file is already in place. A process that is killed leaves
+    /// the old file or the new one, and maybe a temporary file, which nothing reads or removes. If
+    /// several processes save to the same path at the same time, one of them wins.
     ///
-    /// The file's mode is 0644 less the umask. A link at `path` is replaced; its target is left
-    /// alone.
+    /// The file's mode is 0644 less the umask. A symbolic link at `path` is replaced; its target
+    /// stays unchanged.
     ///
     /// Errors, each with the path: [`ErrorKind::NotFound`] naming the folder that does not exist,
-    /// [`ErrorKind::NotAFile`] when a folder, device or the like has the name,
-    /// [`ErrorKind::Config`] for a path without a file name, those of the file system.
+    /// [`ErrorKind::NotAFile`] if the path is a folder, a device or the like, [`ErrorKind::Config`]
+    /// for a path without a file name; file system errors.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         write(path.as_ref(), &self.to_bytes(), true)
     }
 
-    /// As [`save`](Self::save), but does not wait for the device. A process that is killed leaves
+    /// Like [`save`](Self::save), but does not wait for the device. A process that is killed leaves
     /// the old file or the new one. A machine that loses power may leave an empty or damaged file,
     /// which [`load`](Self::load) refuses.
     ///
-    /// Errors: as [`save`](Self::save).
+    /// Errors: see [`save`](Self::save).
     pub fn save_unsynced(&self, path: impl AsRef<Path>) -> Result<()> {
         write(path.as_ref(), &self.to_bytes(), false)
     }
 
-    /// Checks that all ranks are at the same position of the same run; `states[i]` is that of rank
-    /// *i*.
+    /// Checks that all ranks are at the same position of the same run; `states[i]` is the state of
+    /// rank *i*.
     ///
     /// Errors: [`ErrorKind::State`], which names the ranks that differ from the majority, and the
     /// difference; [`ErrorKind::Config`] for no states.
@@ -566,7 +569,7 @@ fn bad(message: impl Into<String>) -> Error {
 /// The error for text that a parser refused.
 fn unread(error: serde_json::Error) -> Error {
     let message = if error.is_eof() {
-        "cut: it ends too early"
+        "truncated: it ends too early"
     } else {
         "not a saved state, or damaged"
     };
@@ -577,7 +580,7 @@ fn unread(error: serde_json::Error) -> Error {
             .any(|kind| words.starts_with(kind))
     {
         // The parser names types of this crate.
-        words = "a value is of another kind than in a state".into();
+        words = "a value has the wrong type".into();
     }
     if let Some((end, _)) = words.char_indices().nth(WORDS_MAX) {
         words.replace_range(end.., "…");
@@ -590,8 +593,8 @@ fn known(version: u64) -> Result<u32, String> {
     match u32::try_from(version) {
         Ok(VERSION) => Ok(VERSION),
         _ => Err(format!(
-            "version {version} of a state, this feedline reads {VERSION}: resume with \
-             the feedline that saved it, or begin anew"
+            "the state has version {version}, this feedline reads version {VERSION}: resume with \
+             the release that saved it, or start a new run"
         )),
     }
 }
@@ -721,7 +724,7 @@ impl TryFrom<Raw> for State {
         let found = checkpoint.check();
         if found != check {
             return Err(bad(format!(
-                "damaged: its values have the CRC32C {found}, it says {check}"
+                "damaged: its values have CRC32C {found}, the stored CRC32C is {check}"
             )));
         }
         match checkpoint.validate() {
@@ -734,7 +737,7 @@ impl TryFrom<Raw> for State {
 /// The bytes of a small regular file.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let failed = |source: io::Error| Error::os(Stage::State, "cannot read the state", source);
-    // Does not wait if the path is a FIFO.
+    // `NONBLOCK`: opening a FIFO must not wait.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
     let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
@@ -742,7 +745,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         return Err(Error::new(
             ErrorKind::NotAFile,
             Stage::State,
-            "a state is a regular file",
+            "a state must be a regular file",
         ));
     }
     let too_large = |len: u64| {
@@ -754,7 +757,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         return too_large(stat.st_size as u64);
     }
     let mut bytes = Vec::new();
-    // The file may grow meanwhile.
+    // The file may grow during the read.
     File::from(fd)
         .take(BYTES_MAX + 1)
         .read_to_end(&mut bytes)
@@ -776,7 +779,7 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
         )
         .with_path(path));
     }
-    // Checked here, because the rename would replace a device by a file.
+    // Checked here, because the rename would replace a device with a file.
     if path
         .symlink_metadata()
         .is_ok_and(|meta| !meta.is_file() && !meta.is_symlink())
@@ -784,7 +787,7 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
         return Err(Error::new(
             ErrorKind::NotAFile,
             Stage::State,
-            "something else has this name",
+            "the path exists and is not a file",
         )
         .with_path(path));
     }
@@ -948,6 +951,7 @@ mod tests {
             OrderKind::Indices,
             OrderKind::Sampler,
             OrderKind::Grouped,
+            OrderKind::Weighted,
         ];
         let lasts = vec![
             LastBatch::Keep,
@@ -1098,11 +1102,11 @@ mod tests {
                 *path.iter().fold(&mut changed, |value, key| &mut value[key]) = other.clone();
                 let error = State::from_bytes(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
                 let expected = match other.as_u64() {
-                    _ if path == ["version"] => &format!("version {other} of a state"),
+                    _ if path == ["version"] => &format!("the state has version {other}"),
                     Some(check) if path == ["check"] && check > u64::from(u32::MAX) => {
                         "not a saved state, or damaged"
                     }
-                    _ => "damaged: its values have the CRC32C",
+                    _ => "damaged: its values have CRC32C",
                 };
                 let is_named = error.message().starts_with(expected);
                 assert!(is_named, "{path:?} {other}: {error}");
@@ -1142,8 +1146,8 @@ mod tests {
         for (version, text) in cases {
             let error = refused(text.as_bytes());
             let expected = format!(
-                "state: state not usable: version {version} of a state, this feedline reads \
-                 3: resume with the feedline that saved it, or begin anew"
+                "state: state not usable: the state has version {version}, this feedline reads \
+                 version 3: resume with the release that saved it, or start a new run"
             );
             assert_eq!(error.to_string(), expected);
         }
@@ -1220,11 +1224,14 @@ mod tests {
         behind.cursor.position = behind.order.positions + 1;
         let mut empty = checkpoint();
         empty.global_batch = 0;
-        let overlap = "ranges of batches to leave out that are empty or overlap";
+        let overlap = "the ranges of batches to skip are empty or overlap";
         let mut reversed = checkpoint();
         reversed.skips = serde_json::from_str("[[3,60,50]]").unwrap();
         for (checkpoint, expected) in [
-            (behind, "position 98961 of an epoch of 98960"),
+            (
+                behind,
+                "position 98961 is past the end of the epoch (98960 positions)",
+            ),
             (empty, "a global batch of 0 rows"),
             (reversed, overlap),
         ] {
@@ -1339,8 +1346,8 @@ mod tests {
             "rank 1 has other batches to skip (batches 100..120 of epoch 3, the others none)";
         assert_eq!(of(&[(1, skips)]), expected);
         let dataset = with(&|checkpoint| checkpoint.dataset = other.clone());
-        let expected = "rank 1 has another dataset (7 samples in 7 shards, the others 98960 samples \
-             in 64 shards)";
+        let expected = "rank 1 has a different dataset (7 samples in 7 shards; the others have \
+                        98960 samples in 64 shards)";
         assert_eq!(of(&[(1, dataset)]), expected);
     }
 

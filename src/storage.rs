@@ -20,8 +20,8 @@
 //!   it. If it is unknown whether an operation ended, its buffer and ring are leaked and counted
 //!   (`Report::leaked`), never freed.
 //! * Every operation ends in exactly one completion. It carries all bytes of the extent, or one
-//!   error that names the path, offset and length. A short read is continued. A read of 0 before
-//!   the end is [`ErrorKind::Truncated`](crate::ErrorKind).
+//!   error that names the path, offset and length. A short read is continued. A read of 0 bytes
+//!   before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * One thread drives a reader; other threads may only use its `Waker`.
 
 #[doc(inline)]

@@ -561,32 +561,18 @@ fn every_file_of_src_says_what_it_does() {
 }
 
 #[test]
-fn ci_runs_the_tests_of_every_feature() {
-    let root = root();
-    let script = std::fs::read_to_string(root.join(".ci/run")).unwrap();
-    let line = script
-        .lines()
-        .find_map(|line| line.strip_prefix("touched=("))
-        .expect("a list of what features touch");
-    let touched: Vec<&str> = line.trim_end_matches(')').split(' ').collect();
-    let mut missing = Vec::new();
-    for group in ["alone", "behaviour", "conformance", "faults"] {
-        let main = std::fs::read_to_string(root.join(format!("tests/{group}/main.rs"))).unwrap();
-        let lines: Vec<&str> = main.lines().collect();
-        let behind = lines
-            .windows(2)
-            .filter(|pair| pair[0].starts_with("#[cfg(feature"));
-        for module in behind.filter_map(|pair| pair[1].strip_prefix("mod ")?.strip_suffix(';')) {
-            let name = format!("{module}::");
-            if !touched.iter().any(|filter| name.contains(filter)) {
-                missing.push(format!("{group}/{module}"));
-            }
-        }
+fn no_doc_test_uses_what_only_tests_have() {
+    let only_tests = ["unstable::", "cufile_at(", "cufile_any_route("];
+    let in_docs = |line: &&str| line.trim_start().starts_with("//");
+    let docs = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let docs: Vec<_> = text.lines().filter(in_docs).collect();
+        (name(&path), docs.join("\n"))
+    };
+    for (name, docs) in ["src", "crates"].into_iter().flat_map(files).map(docs) {
+        let found = only_tests.iter().find(|word| docs.contains(**word));
+        assert!(found.is_none(), "{name}: {found:?}");
     }
-    assert!(
-        missing.is_empty(),
-        "name these in `touched` of .ci/run: {missing:?}"
-    );
 }
 
 /// The string literals of code that users build, with their lines: not those of attributes, and not

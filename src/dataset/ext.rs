@@ -36,7 +36,7 @@ pub trait DatasetExt: Dataset + Sized {
     }
 
     /// Adds facts about the samples, kept in the side file `file`: checksums, lengths, seek points,
-    /// sizes of pictures. One pass over the data finds all that are wanted; later openings read the
+    /// sizes of pictures. One pass over the data finds all requested facts; later openings read the
     /// file. The same file may serve several openings with different facts.
     ///
     /// ```no_run
@@ -47,7 +47,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// It can be [stopped](crate::dataset::stoppable), as all passes over data can:
+    /// Like every pass over the data, it can be [stopped](crate::dataset::stoppable):
     ///
     /// ```
     /// # use feedline::{ErrorKind, Stop, dataset::{DatasetExt, Records, stoppable}};
@@ -70,7 +70,8 @@ pub trait DatasetExt: Dataset + Sized {
     /// [`packed`](Self::packed) requires. This is for rows in chunks (Parquet, compressed MDS), in
     /// frames (tar, TFRecord, MDS) or with checksums, which are verified during the copy. The copy
     /// takes as much disk space as the tokens. The first call reads everything once, on all cores,
-    /// and writes the file ([`Copied::built`] reports this). Make it before many processes open it.
+    /// and writes the file ([`Copied::built`] reports this). Make the copy before many processes
+    /// open it.
     ///
     /// ```no_run
     /// # #[cfg(feature = "parquet")] {
@@ -83,7 +84,7 @@ pub trait DatasetExt: Dataset + Sized {
     ///
     /// Errors: reading errors, also of damaged samples; file system errors;
     /// - [`ErrorKind::Config`] if a field is unknown or not one-dimensional, if the dataset is a
-    ///   part of one with chunks, or if `copy` is another kind of file;
+    ///   subset of a dataset with chunks, or if `copy` is another kind of file;
     /// - [`ErrorKind::Shape`] if fields of a sample differ in length;
     /// - [`ErrorKind::Changed`] if the copy was made from another dataset, or from an older state of
     ///   this one.
@@ -110,9 +111,9 @@ pub trait DatasetExt: Dataset + Sized {
         PackedBuilder::new(self, field, tokens)
     }
 
-    /// Reads all files into memory, in parallel. For datasets that fit in memory and have small
-    /// samples: a sample then costs no system call. The dataset owns the bytes; the plan and the
-    /// budget of each of its loaders count them.
+    /// Reads all files into memory, in parallel. Use it for datasets that fit in memory and have
+    /// small samples: a sample then costs no system call. The dataset owns the bytes; the plan and
+    /// the budget of each of its loaders count them.
     ///
     /// Errors: file system errors; [`ErrorKind::Budget`], before the first read, if the files have
     /// more bytes than the process can allocate. The container's limit applies; memory that the
@@ -121,8 +122,8 @@ pub trait DatasetExt: Dataset + Sized {
         self.in_memory_within(usize::MAX)
     }
 
-    /// As [`in_memory`](Self::in_memory), for a loader with this
-    /// [`memory_budget`](crate::LoaderBuilder::memory_budget): more bytes are refused before the
+    /// Like [`in_memory`](Self::in_memory), for a loader with this
+    /// [`memory_budget`](crate::LoaderBuilder::memory_budget): larger files are refused before the
     /// first read.
     fn in_memory_within(self, budget: usize) -> Result<InMemory<Self>> {
         InMemory::open(
@@ -133,11 +134,12 @@ pub trait DatasetExt: Dataset + Sized {
     }
 
     /// Returns the length of a field for every sample, from the index alone: the first dimension of
-    /// a raw field, the number of bytes of an encoded field. For samplers that make batches of
-    /// similar lengths.
+    /// a raw field, the number of bytes of an encoded field. For samplers that batch samples of
+    /// similar length.
     ///
-    /// Your own dataset provides them through [`Framed::field_bytes`](feedline_core::dataset::Framed::field_bytes),
-    /// if its extents do not determine them.
+    /// Your own dataset provides lengths through
+    /// [`Framed::field_bytes`](feedline_core::dataset::Framed::field_bytes), if its extents do not
+    /// determine them.
     ///
     /// Errors: [`ErrorKind::Config`] for an unknown field, and for lengths that are known only
     /// after reading: those of most Parquet columns and of framed fields of varying length
@@ -169,10 +171,10 @@ pub trait DatasetExt: Dataset + Sized {
     }
 
     /// Returns the maximum number of bytes that a decoder gets for a field, given by its number in
-    /// the schema: the space needed for texts and other bytes that are delivered as stored. It is
-    /// known from the index, or by reading a column or the offsets of shards
-    /// ([`Framed::field_bytes_max`](feedline_core::dataset::Framed::field_bytes_max)); otherwise it is
-    /// [`Sizes::sample_bytes_max`](feedline_core::dataset::Sizes::sample_bytes_max).
+    /// the schema. This is the space needed for texts and other bytes that are delivered as stored.
+    /// The maximum is known from the index, or by reading a column or the offsets of shards
+    /// ([`Framed::field_bytes_max`](feedline_core::dataset::Framed::field_bytes_max)); otherwise it
+    /// is [`Sizes::sample_bytes_max`](feedline_core::dataset::Sizes::sample_bytes_max).
     ///
     /// Errors: reading errors; [`ErrorKind::Config`] for a column that is too large to be read for
     /// this purpose.

@@ -11,7 +11,7 @@
 //! Limits: ids are 0 … len-1; a sample has one extent per field, or several that together make up a
 //! row ([`Parts::append`]). Invariants: `extents` is arithmetic on an index (it may run several
 //! times per sample, on any thread of the loader, with the same answer); an opened dataset never
-//! changes; the files on disk may, and the readers detect it.
+//! changes; the files on disk may change, and the readers detect that.
 //!
 //! Each format is a separate type, listed below; the guide [formats](crate::guide::formats) opens
 //! them all. Datasets are built from other datasets by [`Concat`], [`Mix`], [`Subset`],

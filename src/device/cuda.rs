@@ -37,9 +37,9 @@
 //!
 //! # Onto the GPU
 //!
-//! Declare the stream that works on the batches, and nothing else. The stream waits for the copy of
-//! each batch, and the memory of a dropped batch is reused only after the stream's work. The CPU
-//! waits for neither. [`Finish`](super::Finish) converts to floats after the copy.
+//! Declare only the stream that works on the batches. The stream waits for the copy of each batch,
+//! and the memory of a dropped batch is reused only after the stream's work. The CPU waits for
+//! neither. [`Finish`](super::Finish) converts to floats after the copy.
 //!
 //! ## cudarc: kernels of your own
 //!
@@ -118,10 +118,10 @@
 //! ## burn
 //!
 //! burn's CUDA backend imports no memory and exposes no stream, only the address of its own memory,
-//! so fill an empty tensor. Two waits on the CPU replace the missing order of streams. This example
-//! is not compiled here, because burn is not a dependency of this crate. It was type-checked
-//! against burn 0.22.1 (features `cuda`, `extension`, without `fusion`, because a tensor has no
-//! address with it) and cubecl 0.11.3.
+//! so the example copies each batch into an empty tensor. Two waits on the CPU replace the missing
+//! ordering of the streams. This example is not compiled here, because burn is not a dependency of
+//! this crate. It was type-checked against burn 0.22.1 (features `cuda`, `extension`, without
+//! `fusion`, with which a tensor has no address) and cubecl 0.11.3.
 //!
 //! ```ignore
 //! use burn::tensor::{Device, Tensor};

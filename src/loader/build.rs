@@ -68,16 +68,16 @@ const BATCH_DEFAULT: usize = 32;
 impl LoaderBuilder {
     /// Checks all settings, reserves all memory and starts the threads.
     ///
-    /// For saved states it fingerprints the dataset: it reads the ends of up to 256 files, see
-    /// [`State`](crate::State).
+    /// It fingerprints the dataset for saved states, for which it reads the ends of up to 256
+    /// files, see [`State`](crate::State).
     ///
     /// Errors:
     /// * [`ErrorKind::Config`] for an invalid setting;
     /// * [`ErrorKind::Unsupported`] for a setting that needs a feature that this machine lacks;
     /// * [`ErrorKind::Empty`] for a dataset without samples, or an epoch without a batch;
-    /// * [`ErrorKind::Budget`] with the sum, if the budget, the part of a shared one or the free
-    ///   memory is too small. The limits of the container count, and memory that the kernel can
-    ///   reclaim counts as free;
+    /// * [`ErrorKind::Budget`] with the sum, if the budget, the part of a shared budget or the free
+    ///   memory is too small. The container's limits apply, and memory that the kernel can reclaim
+    ///   counts as free;
     /// * any error of opening the sources.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code: they may panic.
@@ -225,7 +225,7 @@ impl LoaderBuilder {
     fn substitutes(&self) -> Result<u64> {
         match (self.faults.on_bad, &self.faults.ledger) {
             (OnBadSample::Fail, Some(_)) => Err(config(format!(
-                "a ledger is set, but bad samples have no substitutes: set {}, or omit the ledger",
+                "a ledger is set, but bad samples are not substituted: set {}, or omit the ledger",
                 Setting::Substitute
             ))),
             (OnBadSample::Fail, None) => Ok(0),
@@ -315,15 +315,14 @@ impl LoaderBuilder {
         } = self.dataset.sizes();
         if appended_max > APPENDED_MAX {
             let message = format!(
-                "a sample of {appended_max} appended extents; at most {APPENDED_MAX} are possible"
+                "a sample has up to {appended_max} appended extents; the limit is {APPENDED_MAX}"
             );
             let error = Error::new(ErrorKind::Limit, Stage::Build, message);
             return Err(error.with_amounts(appended_max as u64, APPENDED_MAX as u64));
         }
         if largest > SAMPLE_MAX {
-            let message = format!(
-                "the largest sample has {largest} bytes; at most {SAMPLE_MAX} are possible"
-            );
+            let message =
+                format!("the largest sample has {largest} bytes; the limit is {SAMPLE_MAX}");
             let error = Error::new(ErrorKind::Limit, Stage::Build, message);
             return Err(error.with_amounts(largest, SAMPLE_MAX));
         }
@@ -336,7 +335,7 @@ impl LoaderBuilder {
         if let Some(sampler) = self.dataset.sampler() {
             return match given {
                 Some(_) => Err(config(format!(
-                    "{} has an order of its own: leave `order` out",
+                    "{} has an order of its own: omit `order`",
                     self.dataset.describe()
                 ))),
                 None => Ok(Order::of_sampler(sampler)),
@@ -400,8 +399,8 @@ impl LoaderBuilder {
             .unwrap_or_default();
         if run.batch.is_some() && order.sizes_batches() {
             return Err(config(format!(
-                "{} is set, and the groups of the order have batch sizes of their own: omit \
-                 one of them",
+                "{} is set, but the groups of the order set their own batch sizes: omit one of the \
+                 two",
                 if matches!(run.batch, Some(BatchSize::Rank(_))) {
                     Setting::BatchSize
                 } else {
@@ -428,13 +427,13 @@ impl LoaderBuilder {
         Ok((jobs, first))
     }
 
-    /// Rejects last batches of groups that repeat or leave out too many samples: more than one last
-    /// batch can, and a larger share than is allowed.
+    /// Rejects last batches of groups that together repeat or leave out too many samples: at least
+    /// a whole batch, and more than the allowed share.
     fn check_last_batches(&self, whole: &Batches) -> Result<()> {
         let most = self.run.last_share;
         if most.is_nan() || most < 0.0 {
             return Err(config(format!(
-                "{} is {most}; set a share from 0",
+                "{} is {most}; set 0 or more",
                 Setting::LastBatchShare
             )));
         }
@@ -450,19 +449,20 @@ impl LoaderBuilder {
             return Ok(());
         }
         let keep = Setting::LastBatch
-            .hint(|last| format!(", keep them by {}", last.with(LastBatch::Mask)));
+            .hint(|last| format!(", keep them with {}", last.with(LastBatch::Mask)));
         let allowed = (share * 1000.0).ceil() / 1000.0;
         let allow = Setting::LastBatchShare
-            .hint(|share| format!(", or allow it by {}", share.with(allowed)));
+            .hint(|share| format!(", or allow it with {}", share.with(allowed)));
         Err(config(format!(
             "an epoch of {samples} samples repeats {repeated} and leaves out {left_out} \
-             ({:.1} %), for each group ends with a batch of its own: take fewer groups \
-             or smaller batches{keep}{allow}",
+             ({:.1} %), because each group has its own last batch: use fewer groups or smaller \
+             batches{keep}{allow}",
             100.0 * share
         )))
     }
 
-    /// Layouts of the fields in a slot and in a device batch. Offers the batch's memory to cuFile.
+    /// Layouts of the fields in a slot and in a device batch. Registers the batch's memory with
+    /// cuFile.
     fn lay_out(
         &self,
         mut recipe: Recipe,
@@ -518,7 +518,8 @@ impl LoaderBuilder {
         };
         let threads = workers + 1 + usize::from(!self.on_host()) + readers;
         // Bytes that a budget leaves above the minimum go to chunks, then to slots (they hide
-        // latency), to the ring (depth), and last to large pictures. The turns have this order.
+        // latency), to the ring (depth), and last to large pictures. The `turn` of each term
+        // follows this order.
         let mut terms = vec![MemoryTerm::DATA.of(1, data.iter().map(ExactSizeIterator::len).sum())];
         terms.push(slots(
             self.memory.slots,
@@ -635,16 +636,19 @@ fn group_shapes(order: &Order, batches: &Batches) -> GroupShapes {
 fn no_batches(whole: &Batches, global: u64) -> Error {
     let message = match whole.len() {
         0 if whole.are_grouped() => {
-            let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest by {last}"));
+            let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest with {last}"));
             format!(
                 "no group of the order has enough samples for a batch: lower the batch \
                  sizes{keep}"
             )
         }
-        0 => "the order has no positions".into(),
+        0 => "the order is empty".into(),
         len => {
-            let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest by {last}"));
-            format!("an epoch of {len} samples has no batch of {global}: lower the batch{keep}")
+            let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest with {last}"));
+            format!(
+                "an epoch of {len} samples has no batch of {global}: lower the batch \
+                     size{keep}"
+            )
         }
     };
     Error::new(ErrorKind::Empty, Stage::Build, message)
@@ -1149,8 +1153,9 @@ mod tests {
             let error = free(bytes, slots).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
             let need = ShownBytes(need);
-            let words =
-                format!("are free, limits of the container included, {need} are needed at least");
+            let words = format!(
+                "are free, limits of the container included, but at least {need} are needed"
+            );
             assert!(error.to_string().contains(&words), "{error}");
         }
     }

@@ -45,12 +45,12 @@ pub struct Epoch {
     handed_out: Option<u64>,
     /// Wait for the next batch so far, over several calls with a limit.
     waited_ns: u64,
-    /// Time of the first request for the next batch, for deadlines.
+    /// Time of the first request for the next batch; deadlines count from here.
     asked: Option<Instant>,
     /// Finds operations that do not return.
     watcher: Watcher,
-    /// Whether it was reported that the caller's own work on the device did not end within the
-    /// stall deadline.
+    /// Whether a warning was given that the caller's own work on the device exceeded the stall
+    /// deadline.
     hangs: bool,
     /// The `tracing` span, for subscribers.
     span: Option<tracing::Span>,
@@ -168,7 +168,7 @@ impl Epoch {
         );
         let jobs = epoch.shared.jobs.clone();
         let first = jobs.job(&at, skips.stop(&whole, &at), steps, (generation, &current))?;
-        // A place stays marked as resumed until its first batch is received.
+        // The position stays marked as resumed until its first batch is received.
         epoch.shared.set_place(place);
         if epoch.total == 0 {
             epoch.end();
@@ -201,7 +201,7 @@ impl Epoch {
     }
 
     /// Like [`next`](Iterator::next), but waits at most `limit`. `Pending` means that the batch has
-    /// not arrived; nothing is lost, ask again.
+    /// not arrived yet; nothing is lost, call it again.
     ///
     /// For callers that must check signals or a flag between waits. The report adds up the waits
     /// for one batch; [`held_deadline`](crate::Tuning::held_deadline) counts from the first of
@@ -249,7 +249,7 @@ impl Epoch {
             return Poll::Ready(Some(Err(error)));
         }
         let (from, first) = self.ask();
-        // An unrepresentable limit means no limit.
+        // A limit too large to represent means no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let contents = {
             let _waiting = self
@@ -283,12 +283,12 @@ impl Epoch {
         }
     }
 
-    /// Records that the user asks for the next batch, perhaps again. Returns the times of this
+    /// Records a request for the next batch, which may be a repeated one. Returns the times of this
     /// request and of the first one.
     fn ask(&mut self) -> (u64, Instant) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
-        // Before the first batch no time counts as the user's work.
+        // Time before the first batch does not count as the user's work.
         if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take())
         {
             meters
@@ -313,7 +313,7 @@ impl Epoch {
         (now, first)
     }
 
-    /// Records that the user gets an answer. Returns the current time and the wait of this call.
+    /// Records the answer to a request. Returns the current time and the wait of this call.
     fn answered(&self, from: u64) -> (u64, u64) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
@@ -376,10 +376,9 @@ impl Epoch {
                 .shared
                 .info
                 .permit
-                .hint(|permit| format!("; {permit} is how many there are"));
+                .hint(|permit| format!("; {permit} sets their number"));
             let message = format!(
-                "the caller holds all {held} batches: drop one, or keep copies of what is \
-                 needed{raise}"
+                "the caller holds all {held} batches: drop one, or copy the data you need{raise}"
             );
             let error = Error::new(ErrorKind::BatchesHeld, Stage::Batch, message);
             return Err(error.with_amounts(held as u64 + 1, held as u64));
@@ -425,7 +424,7 @@ impl Epoch {
             }
         }
         // From here on, rows of this run are dropped and its full slots return at once. The loop
-        // takes the earlier ones out of the channel.
+        // takes full slots that came earlier out of the channel.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
         self.reorder = Reorder::new(1);
         while self.shared.ready.try_recv().is_ok() {}
@@ -458,7 +457,7 @@ impl Epoch {
         if let Some(mut error) = contents.take_failure() {
             let bad = contents.take_bad();
             drop(contents);
-            // The list of excess failures says more than the first of them.
+            // If the list of bad samples is too long, it says more than the first failure.
             error = self.shared.ledger().refuse(&bad).unwrap_or(error);
             if error.kind() == ErrorKind::Cancelled {
                 // The caller did not cancel this run: the failure of the loader dropped its rows.
@@ -526,7 +525,8 @@ impl Epoch {
                 }
                 meters.consumer.waits.record(waited);
             }
-            // Several waits, interrupted by the user's work, are drawn as one that ends now.
+            // Several waits, interrupted by the user's work, are recorded as one wait that ends
+            // now.
             batch.record(self.delivered == 0, now.saturating_sub(waited), now);
             meters.consumer.batches.add_alone(1);
             meters.consumer.samples.add_alone(batch.valid() as u64);

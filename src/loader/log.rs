@@ -20,15 +20,15 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Log {
-    /// Time in which an iterator was alive. The two rates refer to it: pauses for an evaluation do
-    /// not count.
+    /// Time in which an iterator was alive. The two rates are per second of this time: pauses for
+    /// an evaluation do not count.
     pub seconds: f64,
     /// Samples handed out per second.
     pub samples_per_s: Option<f64>,
-    /// Share of the time without a ready batch, apart from the first batches of iterators. It is
-    /// the time of the consumer's thread, or on a GPU that of its stream.
+    /// Share of the time in which the consumer's thread (on a GPU, its stream) had no ready batch.
+    /// The first batches of iterators do not count.
     pub starved_share: Option<f64>,
-    /// On a GPU, share of the time in which the stream was idle because of the program. See
+    /// On a GPU, share of the time in which the program left the stream idle. See
     /// [`GpuIdle::host_late_ns`].
     pub host_late_share: Option<f64>,
     /// 99th percentile of the waits for a batch, in seconds.
@@ -42,7 +42,7 @@ pub struct Log {
     pub from_memory_share: Option<f64>,
     /// Share of the workers' time in decoding, transforms and copies, without `map_batch`.
     pub decode_busy_share: Option<f64>,
-    /// Share of the workers' time in `map_batch`. `None` without one.
+    /// Share of the workers' time in `map_batch`. `None` without a `map_batch`.
     pub map_batch_busy_share: Option<f64>,
     /// Number of rows that got a substitute because their sample was bad.
     pub bad_samples: u64,
@@ -54,8 +54,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Name and value of each scalar that was measured. The names are those of the fields, and do
-    /// not change.
+    /// Name and value of each scalar that was measured. The names are the field names of [`Log`],
+    /// and do not change.
     pub fn scalars(&self) -> impl Iterator<Item = (&'static str, f64)> {
         [
             ("seconds", Some(self.seconds)),
@@ -183,7 +183,7 @@ impl Loader {
     /// Scalars for a training log, for the time since the last call or since the loader was built.
     /// Meant to be called at every step.
     ///
-    /// Only a single caller gets the whole time. If two callers log alternately, each gets a part.
+    /// Call it from one place only: if two callers log alternately, each gets a part of the time.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};

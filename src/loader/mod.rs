@@ -60,8 +60,7 @@ struct JobMaker {
     chunks: Option<ChunkStarts>,
     /// Number of positions of an epoch, once known.
     positions: Option<u64>,
-    /// Rows of a full batch on all ranks together; in an order of groups, those of the largest
-    /// batch.
+    /// Rows of a full batch on all ranks together; in a grouped order, rows of the largest batch.
     global: u64,
     last: LastBatch,
     rank: Rank,
@@ -143,7 +142,7 @@ impl Drop for Life {
     }
 }
 
-/// The right to iterate. A loader has one; dropping it releases it.
+/// The exclusive right to iterate over a loader; released on drop.
 struct Live(Life);
 
 impl Live {
@@ -200,7 +199,7 @@ struct LoaderFacts {
     remote: Option<feedline_store::RemoteCounts>,
     /// Placement of threads and memory.
     numa: Option<String>,
-    /// Cores that the ranks of this machine share.
+    /// Cores shared by the ranks of this machine.
     cores: Option<Cores>,
     plan: MemoryPlan,
     /// Routes of the fields to the device.
@@ -214,7 +213,7 @@ struct LoaderFacts {
     settings: Settings,
 }
 
-/// How long `next()` waits: for the caller to drop a batch, and for any other operation.
+/// How long `next()` waits for the caller to drop a batch, and for any other operation.
 struct Deadlines {
     held: Duration,
     stall: Duration,
@@ -275,7 +274,7 @@ impl Loader {
     ///
     /// `3..` never ends. An empty range has no batches.
     ///
-    /// Errors: as [`epoch`](Self::epoch).
+    /// Errors: see [`epoch`](Self::epoch).
     pub fn epochs(&self, epochs: impl RangeBounds<u64>) -> Result<Epoch> {
         let start = match epochs.start_bound() {
             Bound::Included(start) => *start,
@@ -321,14 +320,14 @@ impl Loader {
         self.shared.whole.count()
     }
 
-    /// Samples that one epoch delivers to all ranks together. Fewer than the order's length only if
-    /// the last batch is dropped. The [snapshot](crate::profile::Snapshot::epoch) has the numbers
-    /// of repeated and left-out samples, too.
+    /// Samples that one epoch delivers to all ranks together. They are fewer than the order's
+    /// length only if the last batch is dropped. The [snapshot](crate::profile::Snapshot::epoch)
+    /// also has the numbers of repeated and left-out samples.
     pub fn samples_per_epoch(&self) -> u64 {
         self.shared.whole.samples()
     }
 
-    /// Rows of a full batch over all ranks; in an order of groups, those of the largest batch.
+    /// Rows of a full batch over all ranks; in a grouped order, rows of the largest batch.
     pub fn global_batch(&self) -> u64 {
         self.shared.jobs.global
     }
@@ -354,8 +353,8 @@ impl Loader {
 
     /// Ids of the rows of this rank in the next batch; `u64::MAX` for blank rows. Reads nothing.
     ///
-    /// Processes that share data have the same ids, see [`Rank::agree`]. Errors: as
-    /// [`preview`](Self::preview).
+    /// Processes that must receive the same data return the same ids, see [`Rank::agree`]. Errors:
+    /// see [`preview`](Self::preview).
     pub fn next_ids(&self) -> Result<Vec<u64>> {
         self.shared.info.process.check()?;
         let BatchPlace { cursor, skips, .. } = self.shared.place();
@@ -378,8 +377,8 @@ impl Loader {
     ///
     /// Ranks that received equally many batches have the same state.
     ///
-    /// Errors: the failure to fingerprint the dataset. A fingerprint that failed during `build` is
-    /// tried again here, on the file versions that were indexed.
+    /// Errors: the dataset cannot be fingerprinted. If that failed during `build`, this call tries
+    /// again, on the file versions that were indexed.
     pub fn state(&self) -> Result<State> {
         self.shared.info.process.check()?;
         self.shared.state()
@@ -391,8 +390,8 @@ impl Loader {
     /// With the loader's own [`state`](Self::state), an epoch that failed continues after the last
     /// batch received.
     ///
-    /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this
-    /// loader is alive. An error does not change the iterator or the place.
+    /// Errors: those of [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of
+    /// this loader is alive. After an error, the iterator and the position are unchanged.
     pub fn resume(&self, state: &State) -> Result<()> {
         self.go_to(state, false)
     }
@@ -410,7 +409,7 @@ impl Loader {
         // the new one.
         let _live = Live::claim(
             &self.shared,
-            "another iterator of this loader is alive: drop it before a state is resumed",
+            "another iterator of this loader is alive: drop it before you resume a state",
         )?;
         self.shared.set_place(place);
         Ok(())
@@ -463,7 +462,7 @@ impl Loader {
             .collect()
     }
 
-    /// The plan of all memory, as a sum.
+    /// The memory plan: every buffer, and the total.
     pub fn plan(&self) -> &MemoryPlan {
         &self.shared.facts.plan
     }
@@ -495,7 +494,7 @@ impl Loader {
         self.shared.bad()
     }
 
-    /// The report of this process to the others of its job, for
+    /// The report of this process for the other processes of its job, as input of
     /// [`Across::of`](crate::profile::Across::of): below 6 KiB as JSON.
     ///
     /// `process` is its number among the `processes` that report, as in the launcher: a replicated
@@ -511,9 +510,9 @@ impl Loader {
         )
     }
 
-    /// The rate and the limit of a run whose step takes `step`, and the cost of an epoch, from the
-    /// batches so far. Before the call, take batches for some seconds without work of your own.
-    /// `None` without a batch after the first.
+    /// Estimates the rate and the bottleneck of a run whose step takes `step`, and the cost of an
+    /// epoch, from the batches so far. Before the call, take batches for some seconds without work
+    /// of your own. Returns `None` if there is no batch after the first.
     ///
     /// ```no_run
     /// # use feedline::{Loader, dataset::Records};
@@ -547,10 +546,10 @@ impl Loader {
     /// Marks that this rank's own part of a step is done, and that it waits for the other ranks
     /// from now on. Call it before the first collective operation of each step.
     ///
-    /// If all ranks call it, [`Across`](crate::profile::Across) names a rank that is late with that
-    /// part. Otherwise such a rank is not visible: all others wait for it, so between two batches
-    /// all ranks take the same time. On the host only. It reads the clock and takes an uncontended
-    /// lock.
+    /// If all ranks call it, [`Across`](crate::profile::Across) names a rank that finishes that
+    /// part late. Otherwise such a rank is not visible: all others wait for it, so between two
+    /// batches all ranks take the same time. The call runs on the host only: it reads the clock and
+    /// takes an uncontended lock.
     pub fn arrive(&self) {
         if !self.shared.info.process.is_forked() {
             let meters = &self.shared.runtime.core().meters;
@@ -619,7 +618,7 @@ impl LoaderState {
         self.ledger.hold()
     }
 
-    /// The ledger so far. It is empty in a forked child, because a lock may be held for ever there.
+    /// The ledger so far. It is empty in a forked child, because a lock may be held forever there.
     fn bad(&self) -> Ledger {
         if self.info.process.is_forked() {
             Ledger::default()
@@ -705,8 +704,8 @@ impl LoaderState {
             delay_ns,
             ..
         } = snapshot.consumer;
-        // The GPU meter omits first steps itself, and sees the last steps after the iterator has
-        // ended.
+        // The GPU meter itself omits first steps. It sees the last steps only after the iterator
+        // has ended.
         snapshot.consumer = now.consumer.clone();
         snapshot.consumer.steady = Some(Handed { batches, samples });
         snapshot.consumer.waited_ns = waited_ns;
@@ -735,7 +734,7 @@ impl LoaderState {
         (now, snapshot)
     }
 
-    /// What the sources of a mixture have delivered; empty for other orders.
+    /// The samples that each source of a mixture has delivered; empty for other orders.
     fn sources(&self) -> Vec<SourceCount> {
         let Cursor {
             epoch, position, ..

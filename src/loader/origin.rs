@@ -1,4 +1,4 @@
-//! Origin of a loader's bytes: storage or memory, as the kernel counts for this process.
+//! Origin of a loader's bytes: storage or memory, by the kernel's count for this process.
 
 use feedline_report::meter::{Snapshot, device_bytes};
 use serde::Serialize;
@@ -23,9 +23,9 @@ pub struct Origin {
     pub moved: Option<u64>,
 }
 
-/// Alignment and metadata explain smaller amplification.
+/// Smaller amplification can come from alignment and metadata.
 const AMPLIFIED: f64 = 1.1;
-/// For a smaller share from storage, other reads of the process explain the moved bytes.
+/// Below this share from storage, the moved bytes may come from other reads of the process.
 const LITTLE: f64 = 0.05;
 
 impl Origin {
@@ -60,8 +60,8 @@ impl fmt::Display for Origin {
         let memory = 100.0 * memory;
         write!(
             f,
-            "{device:.0} % from the device, {memory:.0} % from memory, as the kernel \
-             counts for this process"
+            "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's count for \
+             this process"
         )?;
         if let Some(direct) = self.share(self.direct) {
             write!(
@@ -71,7 +71,7 @@ impl fmt::Display for Origin {
             )?;
         }
         self.amplification().map_or(Ok(()), |times| {
-            write!(f, "; {times:.2} bytes moved for each delivered")
+            write!(f, "; {times:.2} bytes moved per byte delivered")
         })
     }
 }
@@ -164,8 +164,8 @@ mod tests {
             direct: 1000,
             ..origin(1000, 0, 1200)
         };
-        let words = "100 % from the device, 0 % from memory, as the kernel counts for this \
-             process; 100 % bypassed the page cache; 1.20 bytes moved for each delivered";
+        let words = "100 % from the device, 0 % from memory, by the kernel's count for this \
+                     process; 100 % bypassed the page cache; 1.20 bytes moved per byte delivered";
         assert_eq!(cold.to_string(), words);
         assert_eq!(Origin::default().to_string(), "not known");
     }

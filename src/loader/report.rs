@@ -25,16 +25,16 @@ pub struct Report {
     /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See
     /// [`Numa`](crate::memory::Numa).
     pub numa: Option<String>,
-    /// The cores from which the number of workers was chosen, if several ranks of this machine
-    /// share cores.
+    /// The cores that determined the number of workers, if several ranks of this machine share
+    /// cores.
     pub cores: Option<String>,
     /// Thread groups of this process that run with fewer threads than wanted, and the limits that
-    /// prevented the others.
+    /// prevented more.
     pub threads: Option<String>,
     /// Rank and world size; `None` for a single rank.
     pub rank: Option<String>,
-    /// All measurements since the loader was built; those of the consumer and `steady_ns` are as in
-    /// [`snapshot`].
+    /// All measurements since the loader was built; the consumer's measurements and `steady_ns`
+    /// equal those of [`snapshot`].
     ///
     /// The other stages also work before the first batch of an iterator, so their times can exceed
     /// `steady_ns`. The [`verdict`](Self::verdict) is therefore based on [`snapshot`].
@@ -78,7 +78,7 @@ impl Report {
         ))
     }
 
-    /// For mixtures, what each source has delivered.
+    /// For mixtures, the samples that each source has delivered.
     fn mixture(&self) -> Option<String> {
         let source = |(index, source): (usize, &SourceCount)| {
             let SourceCount {
@@ -118,8 +118,7 @@ impl Report {
         (!lines.is_empty()).then(|| lines.join("\n          "))
     }
 
-    /// Wait of the consumer: of its thread, or on a GPU of its stream, because the thread may run
-    /// ahead.
+    /// Wait of the consumer's thread or, on a GPU, of its stream, because the thread may run ahead.
     fn waits(&self) -> String {
         let consumer = &self.total.consumer;
         let [waited, steady, first, own] = [
@@ -137,7 +136,7 @@ impl Report {
                 )
             }
             Cause::Unknown => {
-                format!("GPU starved: not known; consumer {waited:.2} s of {steady:.2} s")
+                format!("GPU starved: unknown; consumer {waited:.2} s of {steady:.2} s")
             }
             _ => {
                 let percent = 100.0 * self.verdict.starved_share;
@@ -173,7 +172,7 @@ fn epoch_in_words(epoch: &EpochCounts) -> String {
     )
 }
 
-/// Idle time of the GPU that the loader does not cause, and pauses.
+/// Idle time of the GPU with causes outside the loader, and pauses.
 fn others_idle(gpu: &GpuIdle) -> String {
     let mut words = match gpu.host_late_ns() {
         Some(late) => format!(

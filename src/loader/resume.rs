@@ -14,7 +14,7 @@ use feedline_core::dataset::Fingerprint;
 use feedline_core::order::GroupsMark;
 use std::fmt::{Debug, Display};
 
-/// The part that all states of a loader share.
+/// The values that all states of a loader share.
 pub(super) struct RunIdentity {
     order: Settings,
     groups: Option<GroupsMark>,
@@ -91,7 +91,7 @@ impl LoaderState {
         Ok(self.run_identity.get_or_init(|| made))
     }
 
-    /// Moves to the place of `state`. With `any_batch`, the global batch and the last batch may
+    /// Moves to the position of `state`. With `any_batch`, the global batch and the last batch may
     /// differ from the loader's.
     pub(super) fn resume(&self, state: &State, any_batch: bool) -> Result<()> {
         let place = self.place_in(state, any_batch)?;
@@ -99,7 +99,7 @@ impl LoaderState {
         Ok(())
     }
 
-    /// The place of `state` in this loader.
+    /// The position of `state` in this loader.
     pub(super) fn place_in(&self, state: &State, any_batch: bool) -> Result<BatchPlace> {
         caught(Stage::State, || self.compared(state, any_batch))
     }
@@ -107,15 +107,16 @@ impl LoaderState {
     fn compared(&self, state: &State, any_batch: bool) -> Result<BatchPlace> {
         let own = self.checkpoint(self.place())?;
         let saved = &redrawn(&own, state.checkpoint());
-        // The past at the place where the state was taken, because the cursor may have been moved.
+        // The past at the position where the state was taken, because the cursor may have been
+        // moved.
         let past = saved
             .past
             .map_or(Ok(None), |past| self.past(past.epoch, past.position))?;
         let own = Checkpoint { past, ..own };
         let dataset = &self.runtime.core().samples.dataset;
         if past.is_none() || !own.dataset.appends_to(&saved.dataset, dataset.sources()) {
-            let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 \
-                 to one that is to leave";
+            let keep = "a mix keeps its datasets in order: append new ones, and give weight 0 to a \
+                        dataset that is to be dropped";
             let compared = own.dataset.compare(&saved.dataset, &**dataset);
             compared.map_err(|error| {
                 if past.is_some() {
@@ -169,14 +170,15 @@ impl LoaderState {
     }
 }
 
-/// The saved checkpoint. Between two epochs nothing depends on the list of indices, so the next
-/// epoch may have another list.
+/// The saved checkpoint. Between two epochs nothing depends on the list of indices or the weights,
+/// so the next epoch may have others.
 fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
     let now = &own.order;
     let then = &saved.order;
     let at = saved.cursor;
     let mut saved = saved.clone();
-    let lists = now.kind == OrderKind::Indices && then.kind == OrderKind::Indices;
+    let lists =
+        now.kind == then.kind && matches!(now.kind, OrderKind::Indices | OrderKind::Weighted);
     let differ = (now.positions, now.identity) != (then.positions, then.identity);
     if lists && differ && [0, then.positions].contains(&at.position) {
         if at.position > 0 {
@@ -210,7 +212,7 @@ fn way_out(setting: Setting, then: impl Debug) -> String {
     setting.hint(|setting| format!(": set {}, or resume rebatched", setting.with(then)))
 }
 
-/// The difference between two pasts at the same place.
+/// The difference between two pasts at the same position.
 fn other_past(now: Past, then: Past) -> Option<String> {
     let Past {
         epoch,
@@ -222,25 +224,24 @@ fn other_past(now: Past, then: Past) -> Option<String> {
     if segments != then.segments {
         let then = then.segments;
         return Some(format!(
-            "before {place}, where the state was taken, {then} segments of the mix had \
-             begun, {segments} in the loader's schedule: keep those that had begun, and \
-             begin others there or later"
+            "before {place}, where the state was taken, {then} segments of the mix had begun, but \
+             {segments} in the loader's schedule: keep the segments that had begun, and begin \
+             others there or later"
         ));
     }
     (hash != then.hash).then(|| {
         format!(
-            "the mix was another before {place}, where the state was taken: a segment \
-             that had begun has another first position or other weights, its sources or \
-             the key are others, or the state is of a feedline that rounded these \
-             weights to 1/10000 of their sum"
+            "the mix before {place}, where the state was taken, differs: in the first position, \
+             weights or sources of a segment that had begun, or in the key, or the state is from \
+             an older feedline, which rounded these weights to 1/10000 of their sum"
         )
     })
 }
 
 /// The difference between the groups and their batches.
 fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option<String> {
-    let older = "the state is of an older version, in which each group ended with a batch of \
-         its own: resume with the feedline that saved it, or begin anew";
+    let older = "the state is from an older version, in which each group had its own last batch: \
+                 resume with the release that saved it, or start a new run";
     if now.flows && saved.groups.is_none() {
         return Some(older.into());
     }
@@ -248,7 +249,7 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
         return None;
     }
     let Some(then) = saved.groups else {
-        return Some("the state has other groups or batch sizes than the loader".into());
+        return Some("the state and the loader have different groups or batch sizes".into());
     };
     let differ = |what: &str, then: &dyn Display, now: &dyn Display, remedy: &str| {
         Some(format!(
@@ -266,7 +267,7 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
     }
     if then.lengths != now.lengths {
         let words = |mark: GroupsMark| format!("{:08x}", mark.lengths);
-        let what = "the lengths, sizes or numbers of the samples make groups of the hash";
+        let what = "the groups made from lengths, sizes or numbers of the samples have the hash";
         return differ(what, &words(then), &words(now), anew);
     }
     if then.budget != now.budget {
@@ -291,7 +292,7 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
     if then.multiple != now.multiple {
         let remedy = format!("set {}", Setting::MultipleOf.with(then.multiple));
         return differ(
-            "batches of groups have a multiple of",
+            "the row counts of groups are a multiple of",
             &then.multiple,
             &now.multiple,
             &remedy,
@@ -301,7 +302,7 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
     let now = own.global_batch;
     match then == now {
         true => Some(format!(
-            "the state has other batch sizes of the groups than the loader: {anew}"
+            "the state and the loader have different batch sizes of the groups: {anew}"
         )),
         false => differ("the largest batch of the groups is", &then, &now, anew),
     }
@@ -315,7 +316,7 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     let now = &own.order;
     let then = &saved.order;
     let kind = |order: &Settings| match order.kind {
-        OrderKind::Indices | OrderKind::Sampler if order.shuffled => {
+        OrderKind::Indices | OrderKind::Sampler | OrderKind::Weighted if order.shuffled => {
             lower(order.kind) + ", shuffled"
         }
         kind => lower(kind),
@@ -352,13 +353,15 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     } else if now.identity != then.identity {
         let what = match now.kind {
             OrderKind::Indices => {
-                "indices than the loader: only a state between two epochs can resume with \
-                 another list"
+                "indices: only a state between two epochs can resume with another list"
             }
-            OrderKind::Windowed => "lengths of runs than the loader",
-            _ => "settings of the sampler than the loader",
+            OrderKind::Weighted => {
+                "weights: only a state between two epochs can resume with other weights"
+            }
+            OrderKind::Windowed => "run lengths",
+            _ => "sampler settings",
         };
-        return Some(format!("the state has other {what}"));
+        return Some(format!("the state and the loader have different {what}"));
     }
     let then = saved.global_batch;
     let now = own.global_batch;
@@ -379,8 +382,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         .filter(|_| !same_batches(own, saved))?;
     let global = Setting::GlobalBatch.hint(|global| global.with(saved.global_batch));
     Some(format!(
-        "the state leaves out {skip}, which are not batches of this loader: resume \
-         it with {global} until it is past them"
+        "the state skips {skip}, which are not batches of this loader: resume with {global} until \
+         the run is past them"
     ))
 }
 
@@ -434,8 +437,8 @@ mod tests {
         };
         let anew = "give the groups and batch sizes of the state's run; they stay the same in a \
              rebatched run, too";
-        let older = "the state is of an older version, in which each group ended with a batch of \
-             its own: resume with the feedline that saved it, or begin anew";
+        let older = "the state is from an older version, in which each group had its own last \
+                     batch: resume with the release that saved it, or start a new run";
         assert_eq!(said(None, 8), older);
         for (saved, batch, words) in [
             (
@@ -450,7 +453,7 @@ mod tests {
                 GroupsMark { lengths: 5, ..mark },
                 8,
                 format!(
-                    "the lengths, sizes or numbers of the samples make groups of the hash \
+                    "the groups made from lengths, sizes or numbers of the samples have the hash \
                      00000005 in the state, 00000002 in the loader: {anew}"
                 ),
             ),
@@ -470,7 +473,7 @@ mod tests {
                     ..mark
                 },
                 8,
-                "batches of groups have a multiple of 2 in the state, 4 in the loader: set \
+                "the row counts of groups are a multiple of 2 in the state, 4 in the loader: set \
                  `Groups::multiple_of(2)`"
                     .into(),
             ),
@@ -484,7 +487,10 @@ mod tests {
             (
                 mark,
                 8,
-                format!("the state has other batch sizes of the groups than the loader: {anew}"),
+                format!(
+                    "the state and the loader have different batch sizes of the groups: \
+                         {anew}"
+                ),
             ),
         ] {
             assert_eq!(said(Some(saved), batch), words);

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longer than file servers take to recover from a failure, but short enough to limit the cost of
+/// Longer than a file server takes to recover from a failure, but short enough to limit the cost of
 /// an idle GPU.
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -210,8 +210,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Says that `map_batch` holds a lock, so that one thread at a time runs it: Python's, for
-    /// example. The advice of reports depends on it.
+    /// Says that `map_batch` holds a lock, such as Python's GIL, so that only one thread at a time
+    /// runs it. The advice in reports depends on this.
     #[doc(hidden)]
     pub fn map_batch_in_turn(mut self) -> Self {
         self.steps.map_batch_in_turn = true;
@@ -220,7 +220,7 @@ impl LoaderBuilder {
 
     /// Delivers only these fields. Default: all.
     ///
-    /// Transforms still see the other fields, except encoded fields without a decoder: these are
+    /// Transforms still see the other fields, except encoded fields without a decoder, which are
     /// not read at all.
     pub fn keep<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.steps.keep = Some(names.into_iter().map(String::from).collect());
@@ -232,8 +232,8 @@ impl LoaderBuilder {
     /// the bounds of the rows.
     ///
     /// A slot has room for rows × the maximum, or for `batch_bytes`. If the rows of a batch need
-    /// more, the sample that does not fit has an error. The limit `batch_bytes` needs
-    /// [lengths](crate::dataset::DatasetExt::lengths) in the index, and substitutes stay empty.
+    /// more, the sample that does not fit fails. With `batch_bytes`, the index must have
+    /// [lengths](crate::dataset::DatasetExt::lengths), and the rows of substitutes stay empty.
     ///
     /// ```
     /// use feedline::{Loader, dataset::Tar, tensor::{DType, Field}};
@@ -274,8 +274,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// The order of the samples. Default: sequential. A [`Mix`](crate::dataset::Mix) has an order of
-    /// its own and takes no other.
+    /// The order of the samples. Default: sequential. A [`Mix`](crate::dataset::Mix) has its own
+    /// order and accepts no other.
     pub fn order(mut self, order: Order) -> Self {
         self.run.order = Some(order);
         self
@@ -287,8 +287,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Rows per batch of one rank, the same on every rank. Default: that of the resumed state,
-    /// otherwise 32.
+    /// Rows per batch of one rank, the same on every rank. Default: the batch size of the resumed
+    /// state, otherwise 32.
     ///
     /// With a [rank](Self::rank), the global batch is this number times the world size. A run that
     /// resumes with another world size should set [`global_batch`](Self::global_batch) instead.
@@ -301,7 +301,7 @@ impl LoaderBuilder {
     /// wins.
     ///
     /// Each rank gets an equal part. If the world size does not divide the batch, the lowest ranks
-    /// get one row more.
+    /// get one more row.
     pub fn global_batch(mut self, rows: u64) -> Self {
         self.run.batch = Some(BatchSize::Global(rows));
         self
@@ -319,9 +319,9 @@ impl LoaderBuilder {
     /// [`Loader::next_epoch`](crate::Loader::next_epoch).
     ///
     /// The same samples follow in the same order, with any number of workers, any reader, depth and
-    /// world size. Without [`batch_size`](Self::batch_size) or
-    /// [`global_batch`](Self::global_batch), the global batch is that of the state. The same holds
-    /// for [`last_batch`](Self::last_batch) if it is not set.
+    /// world size. If [`batch_size`](Self::batch_size) and [`global_batch`](Self::global_batch) are
+    /// not set, the state gives the global batch. If [`last_batch`](Self::last_batch) is not set,
+    /// the state gives it too.
     ///
     /// `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch)
     /// if the dataset differs from the state's; the error names the shard or range of shards. It
@@ -335,10 +335,10 @@ impl LoaderBuilder {
     /// Like [`resume`](Self::resume), but the global batch and the last batch may differ.
     ///
     /// The rest of the interrupted epoch is cut into batches of the new size, from the point of
-    /// interruption; later epochs from their beginning. The sequence of samples stays the same,
-    /// except those that the last batch drops or repeats. The sequence of batches changes. If the
-    /// whole rest is dropped, [`Loader::next_epoch`](crate::Loader::next_epoch) is the epoch after
-    /// the interrupted one.
+    /// interruption; later epochs are cut from their beginning. The sequence of samples stays the
+    /// same, except those that the last batch drops or repeats. The sequence of batches changes. If
+    /// the whole rest is dropped, [`Loader::next_epoch`](crate::Loader::next_epoch) is the epoch
+    /// after the interrupted one.
     pub fn resume_rebatched(mut self, state: State) -> Self {
         self.run.any_batch = true;
         self.resume(state)
@@ -351,20 +351,20 @@ impl LoaderBuilder {
         self
     }
 
-    /// Handling of the samples that do not fill a global batch. Default: that of the resumed state,
-    /// otherwise a smaller last batch.
+    /// Handling of the samples that do not fill a global batch. Default: the handling of the
+    /// resumed state, otherwise a smaller last batch.
     pub fn last_batch(mut self, last: LastBatch) -> Self {
         self.run.last = Some(last);
         self
     }
 
-    /// The share of an epoch's samples that last batches may repeat or leave out if each group has
-    /// its own last batch: in groups by [number](crate::order::Groups::of) and in buckets of
-    /// pictures. Default: 0.01.
+    /// The share of an epoch's samples that last batches may repeat or leave out. It applies if
+    /// each group has its own last batch: in groups by [number](crate::order::Groups::of) and in
+    /// buckets of pictures. Default: 0.01.
     ///
-    /// [`build`](Self::build) fails above this share, with the numbers. The single last batch of
-    /// any other order is always allowed. So are several that together repeat or leave out less
-    /// than one batch: the report counts these samples.
+    /// [`build`](Self::build) fails above this share and names the numbers. The single last batch
+    /// of any other order is always allowed. So are several last batches that together repeat or
+    /// leave out less than one batch. The report counts these samples.
     pub fn last_batch_share(mut self, most: f64) -> Self {
         self.run.last_share = most;
         self
@@ -374,16 +374,16 @@ impl LoaderBuilder {
     ///
     /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one
     /// per usable core of the node. Local ranks divide the cores, see the guide
-    /// [ranks](crate::guide::ranks). There are fewer if their buffers do not fit in the free
-    /// memory, or if the system refuses threads; the report says so.
+    /// [ranks](crate::guide::ranks). The loader starts fewer workers if their buffers do not fit in
+    /// the free memory, or if the system refuses threads; the report says so.
     pub fn workers(mut self, workers: usize) -> Self {
         self.memory.workers = Some(workers);
         self
     }
 
-    /// Maximum bytes of memory, data in memory included. [`build`](Self::build) reserves everything
-    /// it needs, or fails with the sum. Default: as much as the other settings need, or less if
-    /// less memory is free.
+    /// Maximum bytes of memory, including data in memory. [`build`](Self::build) reserves
+    /// everything it needs, or fails and lists what it needs. Default: as much as the other
+    /// settings need, or less if less memory is free.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.memory.budget = Some(bytes);
         self
@@ -444,8 +444,8 @@ impl LoaderBuilder {
         self.stream_as(stream, StreamUse::Takes)
     }
 
-    /// A stream that uses every batch in this way. May be called several times; among streams with
-    /// [`StreamUse::Takes`], the first is measured.
+    /// A stream that uses every batch as `how` says. May be called several times; among streams
+    /// with [`StreamUse::Takes`], the first is measured.
     pub fn stream_as(mut self, stream: impl Into<Stream>, how: StreamUse) -> Self {
         self.device.streams.push(Bound {
             stream: stream.into(),
@@ -480,10 +480,10 @@ impl LoaderBuilder {
     /// Appends a line of JSON to this file for each failed sample: the fields of
     /// [`BadSample`](crate::BadSample).
     ///
-    /// The lines are written when the batch is delivered: one for a row that got a substitute, and
-    /// one for each substitute that failed too. Each rank needs its own file. If a write fails (a
-    /// full disk, say), the run continues, and the [ledger](crate::Loader::ledger) and the report
-    /// say so.
+    /// The lines are written when the batch is delivered: one line for a row that got a substitute,
+    /// and one for each substitute that also failed. Each rank needs its own file. If a write fails
+    /// (a full disk, say), the run continues, and the [ledger](crate::Loader::ledger) and the
+    /// report say so.
     ///
     /// `build` fails if the file cannot be opened, or if the policy never substitutes.
     pub fn ledger(mut self, path: impl Into<PathBuf>) -> Self {

@@ -1,4 +1,4 @@
-//! Batches that a run leaves out: how a run continues around them, and the call that adds them.
+//! Skipped batches: how a run continues around them, and the call that adds them.
 //!
 //! ```text
 //! batches of an epoch   0 1 2 3 4 5 6 7 8 9      jobs, planned one after the other: 0..3, 6..10 of this epoch,
@@ -12,15 +12,15 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::ops::Range;
 
 impl Loader {
-    /// Leaves out these batches of `epoch`, for example those before a loss spike: they are not
-    /// read and not delivered. Batches count from the beginning of the epoch, as in
-    /// [`State::batch`]. Each rank of a run must make the same call.
+    /// Skips these batches of `epoch`, for example those before a loss spike: they are not read and
+    /// not delivered. Batches count from the beginning of the epoch, as in [`State::batch`]. Each
+    /// rank of a run must make the same call.
     ///
     /// The batches around them stay the same. A [`state`](Self::state) keeps the ranges that are
-    /// still to be left out, so that a resumed run needs no further call; [`State::agree`] names
-    /// ranks that differ. [`Epoch`](super::Epoch)s have the shorter length,
-    /// [`batches_per_epoch`](Self::batches_per_epoch) stays that of a whole epoch, [`State::steps`]
-    /// counts delivered batches, and the report counts those left out.
+    /// still to be skipped, so that a resumed run needs no further call; [`State::agree`] names
+    /// ranks that differ. The length of an [`Epoch`](super::Epoch) excludes skipped batches,
+    /// [`batches_per_epoch`](Self::batches_per_epoch) includes them. [`State::steps`] counts
+    /// delivered batches, and the report counts skipped ones.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -32,13 +32,13 @@ impl Loader {
     /// ```
     ///
     /// Errors: [`ErrorKind::Config`] for an empty range, batches past the end of the epoch, before
-    /// the run's place or already left out, and for more ranges than a state of 1 KiB holds;
+    /// the run's position or already skipped, and for more ranges than a state of 1 KiB holds;
     /// [`ErrorKind::EpochLive`] while an iterator of this loader is alive.
     pub fn skip(&self, epoch: u64, batches: Range<u64>) -> Result<()> {
         self.shared.info.process.check()?;
         let _live = Live::claim(
             &self.shared,
-            "another iterator of this loader is alive: drop it before batches are skipped",
+            "another iterator of this loader is alive: drop it before you skip batches",
         )?;
         let place = self.shared.with_skip(Skip {
             epoch,
@@ -82,7 +82,7 @@ impl LoaderState {
             return bad(format!("the epoch ends at {end}"));
         }
         if let Err(old) = place.skips.add(skip) {
-            return bad(format!("{old} are left out already"));
+            return bad(format!("{old} are already skipped"));
         }
         let bytes = State::new(self.checkpoint(place.clone())?).to_bytes().len();
         if bytes > State::BYTES_WITH_SKIPS {
@@ -101,7 +101,7 @@ fn rest(whole: &Batches, at: &Cursor) -> Batches {
 }
 
 impl Skips {
-    /// The first place from `at` on whose batch is delivered, and the number of skipped batches
+    /// The first position from `at` on whose batch is delivered, and the number of skipped batches
     /// before it.
     pub(super) fn past(&self, whole: &Batches, mut at: Cursor) -> (Cursor, u64) {
         let mut skipped = 0_u64;
@@ -136,7 +136,7 @@ impl Skips {
             .map_or(end, |skip| skip.start.min(end))
     }
 
-    /// The place of the job after the one at `at`. `None` after the last epoch.
+    /// The start of the job after the one at `at`. `None` after the last epoch.
     pub(super) fn after(&self, whole: &Batches, at: &Cursor) -> Option<Cursor> {
         let rest = rest(whole, at);
         let batch = self.stop(whole, at);
@@ -234,7 +234,7 @@ mod tests {
             }
             prop_assert!(skips.are_legal());
             let want = naive(&whole, &skips, at);
-            // Walks like an iterator: from the first place, one job after the other.
+            // Walks like an iterator: from the first position, one job after the other.
             let mut found = Vec::new();
             let mut skipped = 0;
             let (first, mut gone) = skips.past(&whole, at);

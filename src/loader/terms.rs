@@ -317,7 +317,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Budget);
             let text = error.to_string();
             assert_eq!(
-                text.contains("need less, and loaders that need less, built first, leave more:\n"),
+                text.contains("fewer slots, build loaders with smaller plans first:\n"),
                 advice,
                 "{text}"
             );

@@ -1,4 +1,4 @@
-//! The settings that few loaders need.
+//! Settings that few loaders need.
 
 use super::settings::LoaderBuilder;
 use crate::pipeline::{Gds, Numa};
@@ -31,7 +31,7 @@ impl Tuning {
     /// Number of batches in host memory at once, including those that the caller holds.
     ///
     /// Default: 4 to 16 depending on their size; fewer under a tight budget, but at least 2. With 1
-    /// nothing is read ahead.
+    /// slot, nothing is read ahead.
     pub fn slots(mut self, slots: usize) -> Self {
         self.0.memory.slots = Some(slots);
         self
@@ -67,8 +67,8 @@ impl Tuning {
         self
     }
 
-    /// Whether raw fields go directly from file to device memory (GPUDirect Storage). Default:
-    /// [`Gds::Auto`].
+    /// Whether raw fields are read directly from files into device memory (GPUDirect Storage).
+    /// Default: [`Gds::Auto`].
     ///
     /// A field qualifies if its rows are unchanged bytes of a file. The host does not checksum such
     /// bytes. The report gives each field's route and the reason.
@@ -82,8 +82,8 @@ impl Tuning {
     /// with its memory, on every visible GPU: set `CUDA_VISIBLE_DEVICES` for each rank.
     ///
     /// [`Gds::Require`] makes `build` fail, with the reason for each field, unless at least one
-    /// field is read directly. It ignores row sizes and the page cache, and accepts a cuFile that
-    /// does not count bytes per route.
+    /// field is read directly. It ignores row sizes and the page cache, and accepts a cuFile
+    /// version that does not count bytes per route.
     pub fn gds(mut self, gds: Gds) -> Self {
         self.0.device.gds = gds;
         self
@@ -97,7 +97,7 @@ impl Tuning {
 
     /// How long `next()` waits while the caller holds every batch. Default: 10 s.
     ///
-    /// Then it returns [`ErrorKind::BatchesHeld`](crate::ErrorKind::BatchesHeld).
+    /// After that, it returns [`ErrorKind::BatchesHeld`](crate::ErrorKind::BatchesHeld).
     pub fn held_deadline(mut self, deadline: Duration) -> Self {
         self.0.faults.held_deadline = deadline;
         self
@@ -108,10 +108,11 @@ impl Tuning {
     ///
     /// Default: 300 s; at least 20 ms. The deadline applies to each read, each sample in a decoder
     /// or transform, and each copy. The error names the operation. Slow work on many samples is not
-    /// a stall. Nor is work of the consumer's streams on dropped batches, for which the next copy
-    /// waits: it counts as [`CopyStage::blocked_ns`](crate::profile::snapshot::CopyStage::blocked_ns). The
-    /// loader can still be dropped: some seconds later it abandons the stalled operation and
-    /// everything that operation can reach.
+    /// a stall. The next copy may wait for the consumer's streams to finish with dropped batches.
+    /// This is not a stall either: it counts as
+    /// [`CopyStage::blocked_ns`](crate::profile::snapshot::CopyStage::blocked_ns). The loader can
+    /// still be dropped: some seconds later it abandons the stalled operation and everything that
+    /// operation can reach.
     pub fn stall_deadline(mut self, deadline: Duration) -> Self {
         self.0.faults.stall_deadline = deadline;
         self
@@ -131,7 +132,7 @@ impl Tuning {
         self
     }
 
-    /// For tests: cuFile may take the bytes through host memory, as it does on machines without its
+    /// For tests: cuFile may copy the bytes through host memory, as it does on machines without its
     /// kernel module.
     pub fn cufile_any_route(mut self) -> Self {
         self.0.device.cufile_any_route = true;
@@ -144,7 +145,7 @@ impl Tuning {
         self
     }
 
-    /// Measures nothing. For the benchmark of the cost of measuring.
+    /// Turns off all measurements, for the benchmark of their cost.
     pub fn unmeasured(mut self) -> Self {
         self.0.clock = feedline_base::meter::Clock::still();
         self

@@ -35,15 +35,15 @@ use std::sync::Arc;
 /// |---|---|---|
 /// | `Keep` | smaller, of the same size on all ranks (or with the same differences as full batches, if the world does not divide them); blank rows if the samples do not divide evenly | each once |
 /// | `Mask` | full size, blank rows at its end | each once |
-/// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, and the repeated ones again |
+/// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once; samples that fill up the batch are repeated |
 /// | `Drop` | none | all but those that do not fill a batch |
 ///
 /// Padding rows are marked [`Status::Padding`](crate::Status) and come last;
-/// [`Batch::valid`](crate::Batch::valid) counts the others. This number is 0 on some ranks when
-/// fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field;
-/// no `.map` sees it.
+/// [`Batch::valid`](crate::Batch::valid) counts the others. This number is 0 on some ranks if fewer
+/// samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field; no
+/// `.map` sees it.
 ///
-/// In an order of [groups](crate::order::Groups) by length this holds for the last batch of the
+/// In an order of [groups](crate::order::Groups) by length, this applies to the last batch of the
 /// epoch. It belongs to the largest group and is filled up from the beginning of that group's
 /// order. If samples fit only one group (groups by number, buckets of pictures), each group has
 /// such a batch, anywhere in a shuffled epoch. `Pad` then adds rows only until all ranks have
@@ -58,14 +58,14 @@ pub enum LastBatch {
     /// The remaining samples form a smaller batch.
     #[default]
     Keep,
-    /// The remaining samples form a batch of full size whose other rows are blank: exact, and of
-    /// one shape. For evaluation on many ranks.
+    /// The remaining samples form a batch of full size whose other rows are blank. For evaluation
+    /// on many ranks: each sample counts once, and all batches have one shape.
     Mask,
     /// The remaining samples form a batch of full size, filled up from the beginning of the epoch's
     /// order. For training on many ranks.
     Pad,
-    /// The remaining samples are left out of this epoch; a shuffled order leaves out others each
-    /// time.
+    /// The remaining samples are left out of this epoch; a shuffled order leaves out different
+    /// samples each epoch.
     Drop,
 }
 
@@ -86,10 +86,10 @@ pub(crate) struct Counts {
 pub(crate) struct Batches {
     /// Positions of the epoch.
     len: u64,
-    /// The first position, and the number of the batch there.
+    /// The first position, and the number of the batch that begins at it.
     start: u64,
     first: u64,
-    /// The maximum number of batches from there.
+    /// The maximum number of batches from `start` on.
     most: u64,
     /// Positions of a batch, all ranks together.
     global: u64,
@@ -114,9 +114,8 @@ impl Batches {
         }
         if global < world {
             return bad(format!(
-                "a global batch of {global} for {world} ranks: some would have no rows; take \
-                 at most {global} ranks, or a global batch of {world} or more (a resumed \
-                 run: rebatched)"
+                "a global batch of {global} for {world} ranks: some would have no rows; use at \
+                 most {global} ranks, or a global batch of {world} or more (to resume: rebatched)"
             ));
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
@@ -276,7 +275,7 @@ impl Batches {
         self.first_position(batch).saturating_add(row)
     }
 
-    /// Positions of `batch` before the first one of this rank.
+    /// Positions of `batch` before the first position of this rank.
     fn offset(&self, batch: u64) -> u64 {
         let size = self.size(batch);
         if self.in_turn {
@@ -608,8 +607,8 @@ mod tests {
             (
                 3,
                 4,
-                "a global batch of 3 for 4 ranks: some would have no rows; take at most 3 \
-                 ranks, or a global batch of 4 or more (a resumed run: rebatched)",
+                "a global batch of 3 for 4 ranks: some would have no rows; use at most 3 ranks, or \
+                 a global batch of 4 or more (to resume: rebatched)",
             ),
             (
                 u64::MAX,

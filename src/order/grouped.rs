@@ -11,7 +11,7 @@
 //! Groups by length follow each other in a *line*, and batches are consecutive parts of it: the
 //! remainder of a group goes into the next larger one. So only one batch of an epoch is short: the
 //! one at the end of the line, which comes last. Samples that are grouped by a number or a shape
-//! fit no other group: there the last batch of each group is short.
+//! fit no other group, so the last batch of each group is short.
 //!
 //! Batch *j* has the positions from *j* × S on, where S is the size of the largest batch. A smaller
 //! batch leaves the last of them unused. So a position determines its batch without a table, and a
@@ -62,7 +62,7 @@ impl Plan {
         let table = groups.table.clone();
         if table.of.len() as u64 != dataset_len {
             return Err(config(format!(
-                "the groups have {} samples, the dataset has {dataset_len}",
+                "the groups have {} samples, but the dataset has {dataset_len}",
                 table.of.len()
             )));
         }
@@ -74,8 +74,8 @@ impl Plan {
             .find(|(group, rows)| **rows < world && table.sizes[*group] > 0);
         if let Some((group, rows)) = small {
             return Err(config(format!(
-                "the batches of group {group} have {rows} rows for {world} ranks: some would \
-                 have none; make them larger, or take fewer ranks"
+                "the batches of group {group} have {rows} rows for {world} ranks: some would have \
+                 none; make them larger, or use fewer ranks"
             )));
         }
         let plan = Plan::new(table, rows, groups.flows, last, world);
@@ -322,8 +322,8 @@ impl GroupedEpoch {
         }
     }
 
-    /// The sample at `position`. Positions after the last sample of a batch have those that fill it
-    /// up.
+    /// The sample at `position`. Positions after the last sample of a batch have the samples that
+    /// fill it up.
     pub(crate) fn id(&self, position: u64) -> u64 {
         let Plan {
             table,

@@ -10,7 +10,8 @@
 //! Invariants, tested:
 //! - The id at a position depends on (seed, epoch, position) and the dataset's length alone: not on
 //!   workers, readers, faults or the number of ranks. So a checkpoint needs a position only.
-//! - Every epoch of a shuffled order visits every index exactly once, each epoch in another order.
+//! - Every epoch of a shuffled order visits every index exactly once, each epoch in a different
+//!   order.
 //! - An order takes memory for the user's list of indices or groups, and 24 bytes per chunk of a
 //!   window: no other array of the dataset's length, so 10^12 samples start as fast as 10^3
 //!   (`benches/order.rs`).
@@ -24,6 +25,7 @@ mod grouped;
 mod lanes;
 mod skip;
 pub(crate) mod subset;
+mod weights;
 
 pub use batches::LastBatch;
 pub(crate) use batches::{Batches, Counts};
@@ -44,6 +46,8 @@ pub(crate) use skip::{Skip, Skips};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use weights::Drawing;
+pub use weights::Weights;
 
 /// The samples of an epoch and their order. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -51,11 +55,11 @@ pub struct Order {
     source: Source,
     seed: u64,
     shuffled: bool,
-    /// Chunks of a group, when samples are shuffled within groups of chunks only.
+    /// Chunks of a window, if samples are shuffled only within windows of chunks.
     window: Option<usize>,
     /// Samples of a chunk, if the dataset has no chunks of its own; 0 if unknown.
     block: u64,
-    /// Parts of the chunk sequence that are walked at once.
+    /// Parts of the chunk sequence that are read in turn.
     lanes: u32,
     groups: Option<Groups>,
     /// The batches of the groups, once the loader's settings are known.
@@ -81,10 +85,11 @@ enum Source {
     Indices {
         ids: Arc<[u64]>,
         largest: u64,
-        /// For each entry the number of equal ones before it, if there are equal ones.
+        /// For each entry, the number of equal entries before it; `None` if all differ.
         earlier: Option<Arc<[u32]>>,
     },
     Sampler(Arc<dyn Sampler>),
+    Weighted(Weights),
 }
 
 impl fmt::Debug for Source {
@@ -93,6 +98,7 @@ impl fmt::Debug for Source {
             Self::Dataset => f.write_str("Dataset"),
             Self::Indices { ids, .. } => write!(f, "{} indices", ids.len()),
             Self::Sampler(_) => f.write_str("Sampler"),
+            Self::Weighted(weights) => write!(f, "{weights:?}"),
         }
     }
 }
@@ -116,7 +122,7 @@ impl Order {
         }
     }
 
-    /// Parts of the sequence that are walked at once.
+    /// Parts of the sequence that are read in turn.
     pub(crate) fn lane_count(&self) -> u64 {
         self.lanes.into()
     }
@@ -145,19 +151,20 @@ impl Order {
         }
     }
 
-    /// Every sample once per epoch, each epoch in another random order.
+    /// Every sample once per epoch, each epoch in a different random order.
     pub fn shuffled(seed: u64) -> Self {
         Self::sequential().then_shuffled(seed)
     }
 
-    /// Every sample once per epoch, shuffled within groups of `chunks` chunks (row groups,
-    /// compressed shards), which are drawn anew each epoch: for datasets that open whole chunks. In
-    /// an epoch, a sample is mixed with those of `chunks` chunks; twice as many chunks are in
-    /// memory. If `chunks` is the number of all chunks, this is a global shuffle.
+    /// Every sample once per epoch, shuffled within windows of `chunks` chunks (row groups,
+    /// compressed shards). The windows are drawn anew each epoch. For datasets that open whole
+    /// chunks: in an epoch, a sample is mixed with the samples of `chunks` chunks, and twice as
+    /// many chunks are in memory. If `chunks` is the number of all chunks, this is a global
+    /// shuffle.
     ///
-    /// A dataset without chunks is cut into runs of samples of some 32 MiB together. That is for
-    /// data read through a [cache](crate::storage::Cache), which then fetches whole blocks in few
-    /// requests, ahead of the reads. Elsewhere, and for splits and subsets, whose samples are
+    /// A dataset without chunks is cut into runs of samples, about 32 MiB each. Use this for data
+    /// read through a [cache](crate::storage::Cache), which then fetches whole blocks in few
+    /// requests, ahead of the reads. For other data, and for splits and subsets, whose samples are
     /// scattered, [`shuffled`](Self::shuffled) costs less.
     pub fn windowed(seed: u64, chunks: usize) -> Self {
         Self {
@@ -167,23 +174,23 @@ impl Order {
     }
 
     /// Cuts a [windowed](Self::windowed) or [sequential](Self::sequential) order into `lanes` equal
-    /// parts that are walked at once: position *p* is the next sample of lane *p* mod `lanes`.
+    /// parts that are read in turn: position *p* is the next sample of lane *p* mod `lanes`.
     /// Default: 1.
     ///
     /// With several ranks and one lane, neighbouring samples go to different ranks, so that every
     /// rank opens every chunk. With as many lanes as ranks, or a multiple, a rank reads only its
     /// own lanes (the report gives the read amplification). The order depends on the number of
-    /// lanes and not on that of ranks, so choose the largest possible world, or a common multiple
-    /// of all: 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks
-    /// open.
+    /// lanes and not on the number of ranks, so choose the largest world size that you may use, or
+    /// a common multiple of all: 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world
+    /// windows of chunks open.
     #[must_use]
     pub fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;
         self
     }
 
-    /// Exactly these samples, in this order, every epoch; repeats are allowed, and each draws its
-    /// own crop, flip and the like.
+    /// Exactly these samples, in this order, every epoch; repeats are allowed, and each repeat
+    /// draws its own crop, flip and so on.
     pub fn indices(ids: impl Into<Vec<u64>>) -> Self {
         let ids: Arc<[u64]> = ids.into().into();
         let largest = ids.iter().copied().max().unwrap_or(0);
@@ -195,7 +202,7 @@ impl Order {
         })
     }
 
-    /// The ids of a user's [`Sampler`], and its seed of transforms.
+    /// The ids of a user's [`Sampler`], with its seed for transforms.
     ///
     /// A sampler that draws every class equally often, with replacement:
     ///
@@ -234,6 +241,13 @@ impl Order {
         Self::of_sampler(Arc::new(sampler))
     }
 
+    /// Samples drawn by [`Weights`], with or without replacement, anew in each epoch. As in any other
+    /// order, the sample at a position depends on (seed, epoch, position) and the weights alone, so
+    /// ranks share the draws and a run resumes exactly.
+    pub fn weighted(seed: u64, weights: Weights) -> Self {
+        Self::of(Source::Weighted(weights)).with_seed(seed)
+    }
+
     pub(crate) fn of_sampler(sampler: Arc<dyn Sampler>) -> Self {
         let seed = sampler.seed();
         Self::of(Source::Sampler(sampler)).with_seed(seed)
@@ -246,23 +260,24 @@ impl Order {
     /// the samples of each group and the batches of all groups are permuted anew each epoch;
     /// otherwise batches come group after group. The remainder of a group by length goes into the
     /// next larger group, and the last batch of the epoch may be partial. If the samples of a group
-    /// fit no other, the last batch of *each* group may be partial, see [`LastBatch`]. Batches,
-    /// counts and resumes work as in any other order: by arithmetic, the same on all ranks.
+    /// fit no other group, the last batch of *each* group may be partial, see [`LastBatch`].
+    /// Batches, counts and resumes work as in any other order: by arithmetic, the same on all
+    /// ranks.
     ///
-    /// [`State::position`](crate::State::position) counts every batch with the rows of the largest.
-    /// A resumed run keeps groups and batch sizes. Another [`LastBatch`] is possible
-    /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop` if each group
-    /// has its last batch.
+    /// [`State::position`](crate::State::position) counts every batch as if it had as many rows as
+    /// the largest batch. A resumed run keeps groups and batch sizes. A
+    /// [rebatched](crate::LoaderBuilder::resume_rebatched) run may change the [`LastBatch`], except
+    /// to or from `Drop` if each group has its own last batch.
     ///
     /// ```
     /// use feedline::{Loader, Order, dataset::Records, order::Groups};
     ///
     /// let lengths = [3, 9, 5, 10, 2, 1, 4, 8]; // or dataset.lengths("tokens")?
-    /// let groups = Groups::by_length(&lengths, 2)?.budget(20); // lengths to 5 and to 10: batches of up to 4 and 2 rows
+    /// let groups = Groups::by_length(&lengths, 2)?.budget(20); // lengths up to 5 and up to 10: batches of up to 4 and 2 rows
     /// let loader = Loader::builder(Records::builder(1).open_bytes([0; 8])?).order(Order::shuffled(7).grouped(groups)).build()?;
     /// let mut batches: Vec<_> = loader.epoch(0)?.map(|batch| batch.map(|b| (b.group(), b.valid()))).collect::<Result<_, _>>()?;
     /// batches.sort_unstable();
-    /// assert_eq!(batches, [(Some(0), 4), (Some(1), 2), (Some(1), 2)]); // one of the short ones goes with the long ones
+    /// assert_eq!(batches, [(Some(0), 4), (Some(1), 2), (Some(1), 2)]); // one short sample is in a batch of long ones
     /// # Ok::<(), feedline::Error>(())
     /// ```
     #[must_use]
@@ -275,7 +290,7 @@ impl Order {
     }
 
     /// The order for a dataset of `len` samples and these batches. Errors: [`ErrorKind::Config`]
-    /// for groups that do not fit them.
+    /// for groups that do not fit the dataset or the batches.
     pub(crate) fn planned(
         mut self,
         len: u64,
@@ -288,7 +303,7 @@ impl Order {
         };
         if !matches!(self.source, Source::Dataset) || self.window.is_some() || self.lanes != 1 {
             let message =
-                "only shuffled and sequential orders of a whole dataset, in one lane, have groups";
+                "groups need a shuffled or sequential order of a whole dataset, in one lane";
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.plan = Some(Plan::of_groups(groups, len, global, last, rank)?);
@@ -317,7 +332,7 @@ impl Order {
             .is_some_and(|groups| !groups.take_loaders_batch())
     }
 
-    /// The same samples, shuffled anew each epoch; also sets the seed of transforms.
+    /// The same samples, reshuffled each epoch; also sets the seed of transforms.
     #[must_use]
     pub fn then_shuffled(mut self, seed: u64) -> Self {
         self.shuffled = true;
@@ -325,8 +340,7 @@ impl Order {
         self.with_seed(seed)
     }
 
-    /// Sets the seed that transforms see, and that of the shuffle if there is one, without
-    /// shuffling.
+    /// Sets the seed of transforms, and of the shuffle if the order has one. Does not shuffle.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -338,10 +352,10 @@ impl Order {
         self.seed
     }
 
-    /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer when the
-    /// epoch is shorter): to look at an order, or to test a sampler. Errors: [`ErrorKind::Config`]
-    /// for an id outside the dataset, and for an order of windows or groups, whose preview is
-    /// [`Loader::preview`](crate::Loader::preview).
+    /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer if the
+    /// epoch is shorter): to inspect an order, or to test a sampler. Errors: [`ErrorKind::Config`]
+    /// for an id outside the dataset, and for a windowed or grouped order: use
+    /// [`Loader::preview`](crate::Loader::preview) for these.
     pub fn preview(&self, dataset_len: u64, epoch: u64, count: u64) -> Result<Vec<u64>> {
         self.epoch(dataset_len, epoch)?.first_ids(count)
     }
@@ -357,7 +371,7 @@ impl Order {
         }
     }
 
-    /// Prepares one epoch: computes all that depends on seed and epoch, once. Errors: as `check`.
+    /// Prepares one epoch: computes all that depends on seed and epoch, once. Errors: see `check`.
     pub(crate) fn epoch(&self, dataset_len: u64, epoch: u64) -> Result<EpochOrder> {
         self.epoch_in(dataset_len, None, epoch)
     }
@@ -378,11 +392,16 @@ impl Order {
                 .map_or(dataset_len, |groups| groups.plan().len()),
             Source::Indices { ids, .. } => ids.len() as u64,
             Source::Sampler(sampler) => in_sampler(|| sampler.len())?,
+            Source::Weighted(weights) => weights.len(dataset_len)?,
         };
         let key = Key::new(self.seed).named("order").derive(epoch);
         let permutation = (self.shuffled && groups.is_none()).then(|| Permutation::new(len, key));
         let chunks = chunks.cloned();
         let source = self.source.clone();
+        let drawing = match &self.source {
+            Source::Weighted(weights) => Some(weights.epoch(self.seed, epoch)),
+            _ => None,
+        };
         let most = chunks
             .as_ref()
             .map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
@@ -393,6 +412,7 @@ impl Order {
         let needs = None;
         Ok(EpochOrder {
             source,
+            drawing,
             permutation,
             groups,
             len,
@@ -423,7 +443,7 @@ impl Order {
         Ok(Some(Arc::new(GroupedEpoch::new(plan, key))))
     }
 
-    /// The walk over chunks; `None` when samples come one by one.
+    /// The walk over chunks; `None` if samples are read one by one.
     fn walk(
         &self,
         dataset_len: u64,
@@ -443,7 +463,7 @@ impl Order {
             return bad("only windowed and sequential orders have lanes");
         }
         if self.window == Some(0) {
-            return bad("a window of 0 chunks");
+            return bad("a window of 0 chunks; use 1 or more");
         }
         let whole = chunks.filter(|chunks| chunks.whole);
         match (self.window, whole) {
@@ -515,6 +535,7 @@ impl Order {
                 OrderKind::Sampler,
                 in_sampler(|| sampled(&**sampler, positions))?,
             ),
+            Source::Weighted(weights) => (OrderKind::Weighted, weights.identity()),
         };
         Ok(Settings {
             kind,
@@ -528,8 +549,7 @@ impl Order {
     }
 }
 
-/// A sampler's identity, with some of its ids: samplers that forget a setting in their identity
-/// differ in these.
+/// A sampler's identity, with some of its ids: these differ even if the identity omits a setting.
 fn sampled(sampler: &dyn Sampler, len: u64) -> u64 {
     const LOOKS: u64 = 16;
     let positions =
@@ -568,6 +588,7 @@ pub(crate) enum OrderKind {
     Indices,
     Sampler,
     Grouped,
+    Weighted,
 }
 
 /// The greatest common divisor; of 0 and a number, the number.
@@ -585,7 +606,7 @@ fn hash(ids: &[u64]) -> u64 {
     .next_u64()
 }
 
-/// For each entry the number of equal ones before it; `None` if all differ. If a bit per sample
+/// For each entry, the number of equal entries before it; `None` if all differ. If a bit per sample
 /// takes less memory than the list, only repeated samples take more.
 fn earlier_equals(ids: &[u64], largest: u64) -> Option<Arc<[u32]>> {
     let has_bits = largest / 64 < ids.len() as u64;
@@ -628,7 +649,7 @@ fn in_sampler<T>(ask: impl FnOnce() -> T) -> Result<T> {
 fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
     let first = ids.iter().enumerate().find(|(_, id)| **id >= len);
     let (position, id) = first.map_or((0, 0), |(position, id)| (position, *id));
-    let message = format!("entry {position} of {what} is {id}, the dataset has {len} samples");
+    let message = format!("entry {position} of {what} is {id}, but the dataset has {len} samples");
     Error::new(ErrorKind::Config, Stage::Build, message).with_sample(id)
 }
 
@@ -640,6 +661,8 @@ fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
 #[derive(Clone, Debug)]
 pub(crate) struct EpochOrder {
     source: Source,
+    /// For [`Source::Weighted`].
+    drawing: Option<Drawing>,
     permutation: Option<Permutation>,
     groups: Option<Arc<GroupedEpoch>>,
     len: u64,
@@ -728,8 +751,11 @@ impl EpochOrder {
             .permutation
             .as_ref()
             .map_or(position, |permutation| permutation.get(position));
+        if let Some(drawing) = &self.drawing {
+            return Ok(drawing.id(index));
+        }
         match &self.source {
-            Source::Dataset => Ok(index),
+            Source::Dataset | Source::Weighted(_) => Ok(index),
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
             Source::Sampler(sampler) => {
                 let id = in_sampler(|| sampler.id(self.epoch, index));
@@ -759,6 +785,7 @@ impl EpochOrder {
                 earlier: Some(earlier),
                 ..
             } => Ok(earlier[index(position % self.len) as usize].into()),
+            Source::Weighted(_) => Ok(index(position % self.len)),
             Source::Sampler(sampler) => {
                 in_sampler(|| sampler.draw(self.epoch, index(position % self.len)))
             }
@@ -778,8 +805,8 @@ impl EpochOrder {
         }
     }
 
-    /// Samples of the window after that of the positions, of which each rank has one in `step`. All
-    /// ranks together give [`HINTS`] per chunk.
+    /// Samples of the next window after the window of `positions`. Each rank has one position in
+    /// `step`; all ranks together give [`HINTS`] per chunk.
     pub(crate) fn ahead(
         &self,
         positions: impl Iterator<Item = u64>,
@@ -830,6 +857,7 @@ impl EpochOrder {
     pub(crate) fn heap_bytes(&self) -> usize {
         self.lanes.as_ref().map_or(0, Lanes::heap_bytes)
             + self.needs.as_ref().map_or(0, Needs::heap_bytes)
+            + self.drawing.as_ref().map_or(0, Drawing::heap_bytes)
     }
 
     /// Entry `k` of the sequence in which chunks are needed; `None` past its end.
@@ -851,10 +879,13 @@ impl EpochOrder {
     /// The reason why all chunks are needed, for errors.
     pub(crate) fn why_all_chunks(&self) -> &'static str {
         match self.source {
-            Source::Sampler(_) => {
-                "a mix or sampler needs every chunk at any time and has no window"
+            Source::Weighted(_) => {
+                "a weighted order may need any chunk at any time and has no window"
             }
-            _ => "this order needs every chunk at any time; a windowed one needs few",
+            Source::Sampler(_) => {
+                "a mix or sampler may need any chunk at any time and has no window"
+            }
+            _ => "this order may need any chunk at any time; a windowed order needs few",
         }
     }
 
@@ -874,7 +905,7 @@ impl EpochOrder {
         }))
     }
 
-    /// The run of positions from `position` that needs the same chunks. For datasets in chunks.
+    /// The run of positions from `position` on that need the same chunks. For datasets in chunks.
     pub(crate) fn piece(&self, position: u64) -> LanePiece {
         match &self.needs {
             Some(needs) => needs.piece(position),
@@ -907,8 +938,8 @@ impl EpochOrder {
         let epoch = self.epoch;
         let len = self.dataset_len;
         let message = format!(
-            "the sampler gave id {id} at position {position} of epoch {epoch}, the \
-             dataset has {len} samples"
+            "the sampler gave id {id} at position {position} of epoch {epoch}, but the dataset has \
+             {len} samples"
         );
         Err(Error::new(ErrorKind::Config, Stage::Order, message).with_sample(id))
     }
@@ -1057,8 +1088,8 @@ mod tests {
         );
         assert_eq!(
             error.to_string(),
-            "build: bad configuration: entry 1 of the order's indices is 10, the dataset \
-             has 10 samples: sample=10"
+            "build: bad configuration: entry 1 of the order's indices is 10, but the dataset has \
+             10 samples: sample=10"
         );
         assert!(Order::indices([0]).check(0).is_err());
         assert!(Order::indices([]).check(0).is_ok());
@@ -1078,8 +1109,8 @@ mod tests {
         );
         assert_eq!(
             error.to_string(),
-            "order: bad configuration: the sampler gave id 9 at position 3 of epoch 0, \
-             the dataset has 9 samples: sample=9"
+            "order: bad configuration: the sampler gave id 9 at position 3 of epoch 0, but the \
+             dataset has 9 samples: sample=9"
         );
     }
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 /// A random split of `0..n` into two disjoint parts that cover it, in constant memory: the first
 /// entries of a keyed permutation, and the rest. The first part has `fraction` of `n` samples,
 /// rounded to the nearest whole number, halves up; so either part may be empty. Above 2^53 samples
-/// the size is that of the nearest `f64`.
+/// the size is computed from the nearest `f64`.
 ///
 /// The split depends on (n, fraction, key) alone. With the same `n` and key, the first part of a
-/// larger fraction contains that of a smaller one. So a training set can grow, and the samples held
-/// out longest stay held out.
+/// larger fraction contains the first part of a smaller fraction. So a training set can grow, and
+/// the samples held out longest stay held out.
 ///
 /// Errors: [`ErrorKind::Config`] unless 0 ≤ fraction ≤ 1.
 pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(SplitPart, SplitPart)> {
@@ -39,7 +39,7 @@ pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(SplitPart, Split
 }
 
 /// One part of a [`split`]. Local indices run through it in an **arbitrary** (random, but fixed)
-/// order, not in that of the ids: ascending order would take memory or a search per index.
+/// order, not in id order: id order would take memory or a search per index.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitPart {
     permutation: Permutation,
@@ -66,7 +66,7 @@ impl SplitPart {
 }
 
 /// A listed part of a dataset of `n` samples, in the order listed; repeats are allowed. Errors:
-/// [`ErrorKind::Config`] when an id is not below `n`, naming the first.
+/// [`ErrorKind::Config`] with the first id that is not below `n`.
 pub(crate) fn listed(ids: Vec<u64>, n: u64) -> Result<Arc<[u64]>> {
     if ids.iter().any(|id| *id >= n) {
         return Err(out_of_range("the subset", &ids, n));
@@ -175,8 +175,8 @@ mod tests {
         let error = listed(vec![3, 4], 4).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "build: bad configuration: entry 1 of the subset is 4, the dataset has 4 \
-             samples: sample=4"
+            "build: bad configuration: entry 1 of the subset is 4, but the dataset has 4 samples: \
+             sample=4"
         );
     }
 }

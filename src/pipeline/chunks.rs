@@ -334,7 +334,7 @@ impl Chunks {
             && Arc::ptr_eq(before, job)
             && position < *end
         {
-            // Positions only rise, so one remembered piece suffices.
+            // Positions only increase, so one remembered piece suffices.
             return (*end, entries.clone());
         }
         let piece = job.order.piece(position);

@@ -7,9 +7,9 @@
 //!        └────────── bell: all rows are there ──┘
 //! ```
 //!
-//! Rows that are whole pages of their file are read directly into their place. Other rows are read
-//! with their surrounding pages into a staging area of the same buffer, and a kernel moves them.
-//! Rows that are adjacent in the file and in the batch are one read.
+//! Rows that are whole pages of their file are read directly into their final position. Other rows
+//! are read with their surrounding pages into a staging area of the same buffer, and a kernel moves
+//! them. Rows that are adjacent in the file and in the batch are one read.
 //!
 //! Invariants:
 //! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only
@@ -361,8 +361,8 @@ impl Direct {
         }
     }
 
-    /// The error of a run that only cuFile may read: the fault of the file, if it has one,
-    /// otherwise cuFile's message.
+    /// The error of a run that only cuFile may read: the error of reading the file, if there is
+    /// one, otherwise cuFile's message.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
         let row_bytes = step.row_bytes as u64;
         let Extent {
@@ -436,12 +436,12 @@ impl Direct {
         // SAFETY: the bytes are in the batch's buffer. Without staging, rows have their final
         // place. In staging, a run of n rows has n strides, each of at least a page and a row. The
         // buffer is idle, and only this task writes these rows. The transfer thread keeps the
-        // buffer until the rows are counted down, or for ever.
+        // buffer until the rows are counted down, or forever.
         let read = unsafe { handle.read(task.reading.base, len, from, place) };
         match read? {
             // Bytes after the last row are not needed.
             bytes if bytes as u64 >= end - from => Ok(()),
-            bytes => Err(format!("cuFileRead brought {bytes} of {len} bytes")),
+            bytes => Err(format!("cuFileRead read {bytes} of {len} bytes")),
         }
     }
 
@@ -451,7 +451,7 @@ impl Direct {
     }
 
     fn handle(&self, source: SourceId) -> Result<&DirectFile, String> {
-        let refused = |why: &String| format!("cuFile does not take the file: {why}");
+        let refused = |why: &String| format!("cuFile does not accept the file: {why}");
         let handle = &self.handles[source.index()];
         if let Some(registered) = handle.get() {
             return registered.as_ref().map_err(refused);

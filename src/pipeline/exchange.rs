@@ -1,5 +1,5 @@
-//! The queues between the threads, and the wake that follows each `push`. Threads know nothing else
-//! about each other.
+//! The queues between the threads, and the wake that follows each `push`. Threads interact only
+//! through these.
 //!
 //! ```text
 //! iterator ──starts──►┌─────────┐──rows to fill, fetched bytes────────────►┌─────────┐
@@ -34,8 +34,8 @@ const RUN_BYTES: usize = 512 << 10;
 /// The queues to the I/O thread, bounded by the permits, and its waker.
 pub(crate) struct ToIo {
     /// Runs of epochs to plan, newest last. The queue has no bound: starting an epoch must never
-    /// wait for the I/O thread. Nor may the I/O thread, which frees slots itself, wait for the
-    /// starter.
+    /// wait for the I/O thread, and the I/O thread, which frees slots itself, must not wait for the
+    /// thread that starts the epoch.
     pub(crate) starts: Queue<Start>,
     /// Tells the I/O thread to end.
     pub(crate) shutdown: AtomicBool,
@@ -162,7 +162,8 @@ impl ToWorkers {
     }
 
     /// Handles the failed sample of the first row; `error` names it. The row waits for a substitute
-    /// if the policy allows substitutes and one may help. Otherwise its batch gets the error.
+    /// if the policy allows substitutes and a substitute may help. Otherwise its batch gets the
+    /// error.
     pub(crate) fn row_failed(
         &self,
         samples: &Samples,
@@ -195,8 +196,8 @@ impl ToWorkers {
         self.maps.as_ref()?.try_recv().ok()
     }
 
-    /// Takes some rows of the oldest run to fill, and tells whether they are the last of their
-    /// piece.
+    /// Takes some rows of the oldest run to fill, and returns whether they are the last rows of
+    /// their piece.
     pub(crate) fn take_rows(&self) -> Option<(ToFill, bool)> {
         let mut queue = self.to_fill.lock();
         let ToFill { run, held } = queue.front_mut()?;
@@ -216,7 +217,7 @@ impl ToWorkers {
         self.fetched.pop()
     }
 
-    /// Whether no work waits, apart from bad rows.
+    /// Whether no work is waiting, except bad rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.to_fill.is_empty()
             && self.fetched.is_empty()
@@ -244,7 +245,7 @@ pub(crate) struct Exchange {
     pub(crate) frees: Sender<FreeSlot>,
     pub(crate) frees_out: Receiver<FreeSlot>,
     /// The loader is gone, so slots that still arrive are removed from the channels. A slot holds
-    /// this exchange, so a slot left in a channel would keep both alive for ever.
+    /// this exchange, so a slot left in a channel would keep both alive forever.
     pub(crate) closed: feedline_base::sync::Flag,
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; the workers have the receiver.

@@ -43,9 +43,10 @@
 //! Permits are slots, ring bytes, chunk buffers and samples in flight. Only the I/O thread takes
 //! permits, and it takes slots in batch order. A row first takes the permit of its sample, a chunk
 //! its buffer. Then each takes all its ring bytes at once. Only one row or chunk at a time waits
-//! for ring bytes, and nothing overtakes it. From then on it needs only the storage device and a
-//! worker. So every holder of ring bytes finishes without waiting for another holder, and ring
-//! bytes become free. By induction over the batches, the oldest unfinished batch can always finish.
+//! for ring bytes, and nothing overtakes it. Once it has the bytes, it needs only the storage
+//! device and a worker. So every holder of ring bytes finishes without waiting for another holder,
+//! and ring bytes become free. By induction over the batches, the oldest unfinished batch can
+//! always finish.
 //!
 //! Workers take no permits and wait for no thread. Work that a worker cannot do at once goes to a
 //! queue, and the permits bound the length of that queue. After a failed read, or for a substitute,

@@ -25,9 +25,9 @@ use std::path::Path;
 /// nodes.
 ///
 /// A copy to a GPU from the other socket's memory is slower, and uses bandwidth that the sockets
-/// share. The report says in one line what was done or why not. The thread that calls `build` is
-/// not moved. `numactl`, `taskset` and the cpusets of Slurm and Kubernetes are honoured: no thread
-/// runs on a CPU that the process may not use.
+/// share. One line of the report gives the placement, or the reason for none. The thread that calls
+/// `build` is not moved. `numactl`, `taskset` and the cpusets of Slurm and Kubernetes are honoured:
+/// no thread runs on a CPU that the process may not use.
 ///
 /// ```
 /// use feedline::memory::Numa;
@@ -45,7 +45,7 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Numa {
-    /// Use the CPUs next to the device, if the machine reports them. With more
+    /// Use the CPUs next to the device, if the machine reports them. If there are more
     /// [workers](crate::LoaderBuilder::workers) than these CPUs, workers run anywhere, and only
     /// memory and reads are placed. A process with few of these CPUs and many others is not placed,
     /// because its workers would compete for these few. No effect on the host.
@@ -58,7 +58,7 @@ pub enum Numa {
     Node(u32),
 }
 
-/// CPUs that the process may use, and the name of their place.
+/// CPUs that the process may use, and a description of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     cpus: CpuSet,
@@ -79,7 +79,7 @@ pub(crate) enum Placing {
 type Why<T> = std::result::Result<T, String>;
 
 impl Placing {
-    /// Finds the place for `numa` and the device at `pci_bus_id`, on the machine that `sysfs`
+    /// Finds the placement for `numa` and the device at `pci_bus_id`, on the machine that `sysfs`
     /// (`/sys`) describes.
     ///
     /// Errors: [`ErrorKind::Unsupported`] if the process cannot run on the requested node.
@@ -97,7 +97,8 @@ impl Placing {
             }
             (Numa::Node(node), _) => own().and_then(|own| Placement::on(sysfs, node, &own)),
         };
-        // Some sandboxes forbid the choice of CPUs, so it is tried before anything depends on it.
+        // Some sandboxes forbid setting the CPU affinity, so it is tried before anything depends on
+        // it.
         match (
             found.and_then(|placement| match on_node(Some(&placement), || ()) {
                 Ok(()) => Ok(placement),
@@ -115,7 +116,7 @@ impl Placing {
         }
     }
 
-    /// The place, if any.
+    /// The placement, if any.
     pub(crate) fn placement(&self) -> Option<&Placement> {
         match self {
             Self::At(placement) => Some(placement),
@@ -123,8 +124,8 @@ impl Placing {
         }
     }
 
-    /// The place of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it has
-    /// CPUs.
+    /// The placement of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it
+    /// has CPUs.
     pub(crate) fn for_workers(&self, numa: Numa, workers: usize) -> Option<&Placement> {
         self.placement()
             .filter(|placement| numa != Numa::Auto || workers <= placement.cpus())
@@ -164,7 +165,7 @@ impl Placement {
         let address = pci_address(pci_bus_id)?;
         let local = read_cpus(&sysfs.join(format!("bus/pci/devices/{address}/local_cpulist")))?;
         let online = read_cpus(&sysfs.join("devices/system/cpu/online"))?;
-        // True with one node, and if the machine does not know the device's node.
+        // True if the machine has one node, or does not know the device's node.
         if both(&local, &online) == online {
             return Err("all CPUs of the machine are next to the device".into());
         }

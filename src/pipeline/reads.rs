@@ -164,7 +164,7 @@ impl Reads {
         }
     }
 
-    /// Rejects a fetch that can never fit the ring, so that it does not wait for ever.
+    /// Rejects a fetch that can never fit the ring, so that it does not wait forever.
     pub(super) fn check(&self, sample: &Sample) -> Result<()> {
         let mut count = 0;
         let mut bytes = 0_usize;
@@ -189,14 +189,14 @@ impl Reads {
         let message = match sample.id {
             Some(_) => {
                 format!(
-                    "sample needs {bytes} bytes of read buffer, but by the dataset's largest \
-                     sample only {room} were reserved"
+                    "the sample needs {bytes} bytes of read buffer, but only {room} were reserved, \
+                     for the largest sample that the dataset announced"
                 )
             }
             None => {
                 format!(
-                    "the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave \
-                     less when the loader was built"
+                    "the chunk's {count} extents need {bytes} bytes of buffer; the dataset \
+                     announced less when the loader was built"
                 )
             }
         };

@@ -24,7 +24,7 @@ pub(crate) struct Steps {
     pub(crate) decoders: Vec<(Option<String>, Arc<dyn Decoder>)>,
     pub(crate) maps: Vec<(Vec<Field>, Arc<MapFn>)>,
     pub(crate) map_batches: Vec<(Vec<Field>, Arc<MapBatchFn>)>,
-    /// Whether these hold a lock, so that one thread at a time runs them.
+    /// Whether the batch transforms hold a lock, so that only one thread at a time runs them.
     pub(crate) map_batch_in_turn: bool,
     pub(crate) keep: Option<Vec<String>>,
     /// `.ragged(name, batch_bytes)`.
@@ -42,7 +42,8 @@ pub(crate) struct Handler {
 }
 
 pub(crate) enum How {
-    /// Bytes of exactly this length are the row. Storage may write them directly into the batch.
+    /// The stored bytes, of exactly this length, are the row. Storage may write them directly into
+    /// the batch.
     InPlace(usize),
     /// Bytes are copied into the row.
     Copy,
@@ -99,7 +100,7 @@ pub(crate) struct DirectField {
     pub(crate) unaligned: bool,
 }
 
-/// A sample as the order gave it: what its random choices depend on, besides the seed.
+/// A drawn sample. Its random choices depend on these values and the seed.
 #[derive(Clone, Copy)]
 pub(crate) struct Drawn {
     pub(crate) epoch: u64,
@@ -352,8 +353,8 @@ impl Recipe {
         decodes || !self.maps.is_empty() || !self.finishes.is_empty()
     }
 
-    /// Whether pictures change after their rows are full. Then the host finishes them after that
-    /// change.
+    /// Whether `.map_batch` may change pictures after their rows are full. Then the host finishes
+    /// them after `.map_batch`.
     pub(crate) fn finishes_late(&self) -> bool {
         !self.on_device && !self.map_batches.is_empty() && !self.finishes.is_empty()
     }
@@ -425,14 +426,16 @@ fn pack(ragged: &[(String, Option<usize>)], fields: &mut [Field], last: usize) -
         match batch_bytes {
             _ if !field.is_up_to() => {
                 return bad(format!(
-                    "field `{name}` has one shape, and nothing to pack: leave it out of {}",
+                    "field `{name}` has a fixed shape, so there is nothing to pack: leave it out \
+                     of {}",
                     Setting::Ragged
                 ));
             }
             Some(bytes) if *bytes < field.row_bytes() => {
                 let most = field.row_bytes();
                 return bad(format!(
-                    "field `{name}`: {bytes} bytes of a batch, less than the {most} of one row"
+                    "field `{name}`: the limit of {bytes} bytes per batch is less than the {most} \
+                     of one row"
                 ));
             }
             _ if number >= last => {}
@@ -447,7 +450,7 @@ fn pack(ragged: &[(String, Option<usize>)], fields: &mut [Field], last: usize) -
         .find(|field| field.is_packed() || ragged.iter().any(|(name, _)| name == field.name()))
     {
         Some(field) => bad(format!(
-            "a transform of batches cannot add the packed field `{}`: rows are packed before it",
+            "a batch transform cannot add the packed field `{}`: rows are packed before it runs",
             field.name()
         )),
         None => Ok(()),
@@ -478,15 +481,15 @@ fn packed_fields(
             {
                 Some("its decoder makes the lengths")
             }
-            _ if dataset.chunked().is_some() => Some("it lies in chunks"),
+            _ if dataset.chunked().is_some() => Some("it is stored in chunks"),
             Some((source, _)) if !feedline_core::dataset::knows_lengths(dataset, source) => {
-                Some("the dataset's `field_bytes` gives no lengths of it")
+                Some("the dataset's `field_bytes` gives no lengths for it")
             }
             Some(_) => None,
         };
         if let (Some(why), Some(_)) = (unknown, packing.batch_bytes) {
             return bad(format!(
-                "the bytes of a batch of field `{}` cannot be limited: {why}",
+                "the bytes per batch of field `{}` cannot be limited: {why}",
                 field.name()
             ));
         }
@@ -509,7 +512,7 @@ fn undecoded(encoded: &EncodedField) -> Error {
     let decoder = Setting::DecodeField.hint(|decode| format!(": {decode}"));
     let other = match encoded.encoding {
         Encoding::Image => ", for pictures of one size",
-        _ => "; or open the dataset with a largest length for it",
+        _ => "; or open the dataset with a maximum length for it",
     };
     let without = Setting::Keep.hint(|keep| format!("; or leave it out: {keep}"));
     let message = format!(
@@ -683,7 +686,7 @@ fn no_field<'f, T>(
 ) -> Result<T> {
     let there: Vec<_> = all.map(Field::name).collect();
     bad(format!(
-        "{setting} names `{name}`, which is no field of the batch; there are {}",
+        "{setting} names `{name}`, which is not a field of the batch; its fields are {}",
         there.join(", ")
     ))
 }

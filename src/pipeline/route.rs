@@ -24,7 +24,7 @@ pub enum Gds {
     #[default]
     Auto,
     /// At least one field must use it; otherwise `build` fails and says why no field can. A read
-    /// that cuFile cannot do is an error, too.
+    /// that cuFile cannot do is also an error.
     Require,
     /// Never use it.
     Off,
@@ -149,7 +149,7 @@ pub(crate) fn choose(
     Ok(routes)
 }
 
-/// The reason against a direct read of the field, apart from those of cuFile.
+/// Why the field cannot be read directly, apart from cuFile's own reasons.
 fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Option<String> {
     let words = match field {
         _ if gds == Gds::Off => "switched off",
@@ -158,7 +158,7 @@ fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Opt
         FieldCandidate {
             row_bytes: None, ..
         } => "made by the host from the bytes read",
-        _ if context.transforms => "transforms of the host see it",
+        _ if context.transforms => "transforms on the host see it",
         _ if context.substitutes => "the host finds substitutes for rows that cannot be read",
         _ if context.in_chunks => "rows come out of chunks that the host opens",
         FieldCandidate { plain: false, .. } => {
@@ -169,7 +169,7 @@ fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Opt
             ..
         } if gds == Gds::Auto && *bytes < ROW_LEAST => {
             return Some(format!(
-                "rows of {bytes} bytes: reads by the host are faster below {ROW_LEAST}"
+                "rows of {bytes} bytes: below {ROW_LEAST}, reads through the host are faster"
             ));
         }
         _ if gds == Gds::Auto && context.cached => "the page cache has room for the dataset",
@@ -267,7 +267,7 @@ mod tests {
                 Gds::Auto,
                 small,
                 CONTEXT,
-                "staged (rows of 100 bytes: reads by the host are faster below 16384)",
+                "staged (rows of 100 bytes: below 16384, reads through the host are faster)",
             ),
             (
                 Gds::Auto,

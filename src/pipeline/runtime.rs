@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Deadline to join the threads, beyond the deadline for reads in flight.
 const JOIN: Duration = Duration::from_secs(6);
 
-/// Time for idle workers to end. Their pool is dropped last, when another thread may have used up
+/// Time for idle workers to end. Their pool is dropped last, when other threads may have used up
 /// [`JOIN`].
 const WORKERS_END: Duration = Duration::from_secs(1);
 
@@ -143,7 +143,7 @@ impl Runtime {
 /// Runs work that may wait for storage on its own thread, for at most `deadline`. A thread that has
 /// not ended by then is abandoned and counted. A panic propagates to the caller.
 ///
-/// Errors: [`ErrorKind::Stalled`], which says that `what` does not answer.
+/// Errors: [`ErrorKind::Stalled`], which says that `what` has not answered.
 pub(crate) fn within<T: Send + 'static>(
     deadline: Duration,
     what: &str,
@@ -157,7 +157,7 @@ pub(crate) fn within<T: Send + 'static>(
         ABANDONED.fetch_add(1, Ordering::Relaxed);
         let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
         let message = format!(
-            "{what} does not answer, for {:.1} s{see}",
+            "{what} has not answered for {:.1} s{see}",
             deadline.as_secs_f64()
         );
         return Err(Error::new(ErrorKind::Stalled, Stage::Open, message));
@@ -282,7 +282,7 @@ mod tests {
         assert!(
             error
                 .message()
-                .starts_with("the dataset does not answer, for 0.0 s"),
+                .starts_with("the dataset has not answered for 0.0 s"),
             "{error}"
         );
         drop(word);

@@ -135,7 +135,7 @@ impl Samples {
         let name = &handler.name;
         let How::InPlace(row_bytes) = handler.how else {
             let message = format!(
-                "field `{name}` lies in several extents: it needs a fixed shape and no decoder"
+                "field `{name}` is stored in several extents: it needs a fixed shape and no decoder"
             );
             return Err(Error::new(ErrorKind::Config, Stage::Read, message));
         };
@@ -451,7 +451,7 @@ impl Samples {
             return Ok(());
         }
         scratch.field = Some(given.field);
-        // `bytes` are those that the failing code got.
+        // `bytes` is the input of the failing code.
         let site = |error: Error, bytes: &[u8]| {
             let error = error.in_stage(Stage::Decode);
             let error = if self.recipe.handlers.len() > 1 {
@@ -472,7 +472,7 @@ impl Samples {
                 .check(id, given.field, given.bytes)
                 .map_err(|error| site(error, given.bytes))?;
         }
-        // The decoder borrows the rest of the scratch meanwhile.
+        // Taken out, because the decoder borrows the rest of the scratch.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
         let mut points = std::mem::take(&mut scratch.points);
@@ -508,15 +508,15 @@ impl Samples {
                 let mut own = row.only(mask(&handler.outputs));
                 let by_index = self.recipe.is_by_index(given.field);
                 let decoded = match by_index && own.stands_in() {
-                    // The row's place in the batch has the length of the sample that failed.
+                    // The row's space in the batch has the length of the sample that failed.
                     true => own.set_len(handler.outputs.start, 0),
                     false => decoder
                         .decode(bytes, &mut ctx, &mut own)
                         .and_then(|()| own.pad_new(u64::MAX)),
                 };
                 decoded.map_err(|error| {
-                    // A row of a packed field has no room if its length could not be determined.
-                    // Then that failure is the error.
+                    // A row of a packed field has no space if its length could not be determined.
+                    // Then the error is why the length is unknown.
                     site(
                         caught(Stage::Read, || field_bytes(&*self.dataset, id, given.field))
                             .err()
@@ -623,7 +623,7 @@ impl Samples {
         // The dataset itself may have failed; a second panic must not escape.
         let first = caught(Stage::Read, || {
             let mut parts = Parts::new();
-            // Uses even answers that break the dataset's promises, if they name a place.
+            // Even an answer that violates the dataset's contract is used, if it names a place.
             self.dataset.extents(id, &mut parts)?;
             let mut extents = parts
                 .iter()
@@ -668,8 +668,8 @@ impl Samples {
 
     /// Whether a substitute may replace a sample that failed with `error`. No sample is to blame
     /// for a shortage of descriptors or memory, a device, a sampler's mistake, a cancellation or a
-    /// stall. Nor is a picture to blame if the memory budget leaves too little for it: it would fit
-    /// another budget.
+    /// stall. A picture is not to blame either if the memory budget leaves too little for it: it
+    /// would fit a larger budget.
     pub(crate) fn blames_sample(&self, error: &Error) -> bool {
         let budgets = error.kind() == ErrorKind::Limit
             && error.stage() == Stage::Decode

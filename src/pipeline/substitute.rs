@@ -14,7 +14,7 @@
 //!
 //! * A keyed draw by (seed, epoch, position, attempt) chooses the substitute. It is the same with
 //!   any number of workers, reader and world size, as long as the same samples are bad. It comes
-//!   from the same order, so a subset gets no sample from outside.
+//!   from the same order, so a subset gets no sample from outside the subset.
 //! * It cannot deadlock: the substituting worker needs only storage. It reads with plain calls into
 //!   its own buffer, and takes no permit that another row could hold. Only one worker substitutes
 //!   at a time, so one buffer suffices: [`SpareRoom`] is its term in the memory plan.
@@ -61,8 +61,8 @@ const DRAWS: u64 = 64;
 /// Maximum number of remembered bad chunks.
 const BAD_CHUNKS: usize = 4096;
 
-/// What to do with a failed sample: unreadable, with a wrong checksum, undecodable, or failed in a
-/// user's transform.
+/// What to do with a failed sample. A sample fails if it cannot be read or decoded, if its checksum
+/// is wrong, or if a transform returns an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnBadSample {
@@ -74,8 +74,9 @@ pub enum OnBadSample {
     /// substitute's id, and the row's status is [`Substitute`](crate::Status::Substitute). The
     /// ledger names the missing sample ([`Loader::ledger`](crate::Loader::ledger)).
     Substitute {
-        /// Maximum number of distinct bad samples over the life of the loader. One more ends the iterator
-        /// with [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their list.
+        /// Maximum number of distinct bad samples over the life of the loader. One more bad sample
+        /// ends the iterator with [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their
+        /// list.
         budget: u64,
     },
 }
@@ -140,8 +141,8 @@ impl Substitutes {
         }
     }
 
-    /// Serves one waiting row. Returns false if no row may be served now, or another worker has the
-    /// turn.
+    /// Finds a substitute for one waiting row. Returns false if no row may be served now, or if
+    /// another worker has the turn.
     pub(super) fn serve_one(&self, core: &Core, switch: Switch, worker: &mut Worker) -> bool {
         let Some(turn) = core.to_workers.bad.turn() else {
             return false;

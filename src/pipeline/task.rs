@@ -80,8 +80,8 @@ impl RowRun {
     }
 }
 
-/// The parts of a sample or chunk, and the place of their bytes. Reused between samples; those of
-/// the planner are permits.
+/// The parts of a sample or chunk, and the place of their bytes. Reused between samples; the
+/// planner's `Sample`s are permits.
 #[derive(Default)]
 pub(crate) struct Sample {
     /// `None` for a chunk, and until the order has named the sample.

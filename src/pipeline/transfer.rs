@@ -13,8 +13,8 @@
 //! The thread never waits for the device. It queues copies while there are full slots and free
 //! buffers. While slots are short, a bell rings after each copy. Otherwise the thread checks at the
 //! time when the copy should have ended, because a bell is a host function, and the driver may run
-//! it after the program's own. A broken context rings no bell, so the thread also polls at
-//! intervals.
+//! it after the program's own host functions. A broken context rings no bell, so the thread also
+//! polls at intervals.
 
 use super::Core;
 use super::direct::{DirectReads, Reading};
@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Time between polls of the reads at the end.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// The parts of the transfer thread.
+/// The state of the transfer thread.
 pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
     pub(crate) copier: Copier,

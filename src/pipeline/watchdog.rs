@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few
-//! relaxed stores to its own cache line. Only the consumer measures time, from look to look, and
-//! only while it waits. So a stopped process or a sleeping machine does not make its threads late.
-//! Nor does a read become late while the planner, which collects it, is busy.
+//! relaxed stores to its own cache line. Only the consumer measures time, between its looks, and
+//! only while it waits. So the threads of a stopped process or a sleeping machine do not become
+//! late. A read does not become late while the planner, which collects it, is busy.
 //!
 //! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel,
 //! in a driver or in user code. At the end of the loader it is abandoned with all memory it can
@@ -69,19 +69,19 @@ impl Doing {
         match self {
             Self::Planning => (
                 Stage::Order,
-                "the dataset's index or the order does not answer",
+                "the dataset's index or the order has not answered",
             ),
-            Self::Reading => (Stage::Read, "storage does not answer"),
-            Self::Decoding => (Stage::Decode, "a decoder does not return"),
-            Self::Mapping => (Stage::Map, "a transform does not return"),
-            Self::Copying => (Stage::Device, "the device does not finish its copies"),
+            Self::Reading => (Stage::Read, "storage has not answered"),
+            Self::Decoding => (Stage::Decode, "a decoder has not returned"),
+            Self::Mapping => (Stage::Map, "a transform has not returned"),
+            Self::Copying => (Stage::Device, "the device has not finished its copies"),
             Self::ReadingDirectly => (
                 Stage::Read,
-                "direct reads into device memory do not complete",
+                "direct reads into device memory have not completed",
             ),
             Self::Blocked => (
                 Stage::Device,
-                "the consumer's streams do not finish their work on dropped batches",
+                "the consumer's streams have not finished their work on dropped batches",
             ),
         }
     }
@@ -216,7 +216,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Stops the time, because the batch has arrived.
+    /// Resets the watcher, because no thread of the loader is awaited.
     pub(crate) fn rest(&mut self) {
         self.looked = None;
     }
@@ -262,7 +262,8 @@ impl Watcher {
                 continue;
             }
             if cell.is_now(Doing::Blocked) {
-                // A batch arrives when this wait ends, however long it takes.
+                // The batch arrives when this wait ends, so the wait is not a stall, however long
+                // it takes.
                 *same = Duration::ZERO;
                 self.still = Duration::ZERO;
                 continue;
@@ -287,7 +288,7 @@ impl Watcher {
         // No thread is busy, but there is no batch. Nothing would ever change that.
         (self.still >= deadline.saturating_mul(2)).then(|| {
             let message = format!(
-                "no thread works on a batch, for {:.1} s",
+                "no thread has worked on a batch for {:.1} s",
                 self.still.as_secs_f64()
             );
             Error::new(ErrorKind::Stalled, Stage::Batch, message)
@@ -295,7 +296,8 @@ impl Watcher {
     }
 }
 
-/// A cell whose activity is unchanged for the whole deadline: its number, the cell, and the time.
+/// A cell whose activity has not changed for the whole deadline: its number, the cell, and the
+/// time.
 type Late<'w> = (usize, &'w Cell, Duration);
 
 /// `others` are reads that have waited as long.
@@ -305,7 +307,7 @@ fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) 
     let beside = beside(cell, others, sources);
     let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
     let (stage, stalls) = doing.stall();
-    let message = format!("{stalls}, for {:.1} s{beside}{see}", waited.as_secs_f64());
+    let message = format!("{stalls} for {:.1} s{beside}{see}", waited.as_secs_f64());
     let mut error = Error::new(ErrorKind::Stalled, stage, message);
     if let Some(sample) = load(&cell.sample) {
         error = error.with_sample(sample);
@@ -388,7 +390,7 @@ mod tests {
         );
         let text = error.to_string();
         assert!(
-            text.starts_with("read: stalled: storage does not answer, for 0.0 s"),
+            text.starts_with("read: stalled: storage has not answered for 0.0 s"),
             "{text}"
         );
         assert!(

@@ -68,11 +68,7 @@ impl Workload {
     /// Read in place, read through the ring, in chunks, from memory; with and without transforms.
     fn all(dir: &Dir) -> Vec<Self> {
         let shuffled = || Naive::Shuffled { seed: 3 };
-        let windowed = || Naive::Windowed {
-            seed: 3,
-            window: 3,
-            lanes: 2,
-        };
+        let windowed = || Naive::windowed(3, 3, 2);
         let rows = uneven(&mut Draws::new(SEED, 0, 0, "rows"), 20_000, 1_500);
         let pages = Data::file(dir, 180, 4096);
         let mixed = Run {

@@ -145,7 +145,7 @@ fn a_loader_over_its_part_of_a_budget_is_refused() {
     let text = error.to_string();
     let words = [
         "4.0 MiB are allowed, ",
-        "loaders that need less, built first, leave more:",
+        "build loaders with smaller plans first:",
         "batch slots",
         "  sum ",
         "budget 4.0 MiB: 1/2 of the 8.0 MiB free in a budget of 8.0 MiB for 2 loaders",
@@ -305,7 +305,7 @@ fn data_over_the_budget_is_refused_before_it_is_read() {
     std::fs::remove_file(&path).unwrap();
     let error = over.in_memory_within(bytes.len() - 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
-    let text = "the files have 0.8 MiB, `memory_budget` is 0.8 MiB: without `in_memory` they are read from storage";
+    let text = "the files have 0.8 MiB, but `memory_budget` is 0.8 MiB: without `in_memory` they are read from storage";
     assert!(error.to_string().contains(text), "{error}");
     assert_eq!(
         within.in_memory_within(bytes.len()).unwrap_err().kind(),

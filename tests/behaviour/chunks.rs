@@ -1,5 +1,6 @@
 //! Datasets in chunks, through the loader: a toy format, and its file in memory as the oracle.
 
+use crate::common::runs::within_a_minute;
 use crate::common::*;
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Sizes};
@@ -217,19 +218,12 @@ fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
     for (mode, direct) in readers() {
         for batch_size in [1, 8, 50, 200] {
             let make = |order| -> Loader {
-                build(
-                    Loader::builder(toy.clone())
-                        .order(order)
-                        .batch_size(batch_size)
-                        .tuning(|t| t.reader(mode).direct(direct)),
-                )
+                let builder = Loader::builder(toy.clone()).order(order);
+                build_by(builder.batch_size(batch_size), mode, direct)
             };
             let what = format!("{mode:?} {direct:?} batches of {batch_size}");
-            assert_eq!(
-                check(&make(Order::sequential()), &toy, &bytes, 0),
-                all(145),
-                "{what}"
-            );
+            let ids = check(&make(Order::sequential()), &toy, &bytes, 0);
+            assert_eq!(ids, all(145), "{what}");
             for order in [
                 Order::shuffled(4),
                 Order::windowed(4, 1),
@@ -240,18 +234,12 @@ fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
                 let first = check(&loader, &toy, &bytes, 0);
                 let second = check(&loader, &toy, &bytes, 1);
                 assert_ne!(first, second, "{what}");
-                assert_eq!(
-                    (sorted(first), sorted(second)),
-                    (all(145), all(145)),
-                    "{what}"
-                );
+                assert_eq!(sorted(first), all(145), "{what}");
+                assert_eq!(sorted(second), all(145), "{what}");
             }
-            let some = Order::indices([144, 0, 0, 60, 7, 8]);
-            assert_eq!(
-                check(&make(some), &toy, &bytes, 0),
-                [144, 0, 0, 60, 7, 8],
-                "{what}"
-            );
+            let some = [144, 0, 0, 60, 7, 8];
+            let ids = check(&make(Order::indices(some)), &toy, &bytes, 0);
+            assert_eq!(ids, some, "{what}");
         }
     }
 }
@@ -273,10 +261,8 @@ fn order_does_not_depend_on_workers_slots_or_budget() {
             |b| b.memory_budget(6 << 20),
         ];
         for builder in builders {
-            assert_eq!(
-                check(&build(builder(make().workers(workers))), &toy, &bytes, 5),
-                expected
-            );
+            let loader = build(builder(make().workers(workers)));
+            assert_eq!(check(&loader, &toy, &bytes, 5), expected);
         }
     }
 }
@@ -312,11 +298,9 @@ fn a_subset_and_a_split_of_chunks_deliver_their_samples() {
         }
     }
     assert_eq!(seen.len(), 145);
-    let error = Loader::builder(toy.subset(vec![1, 2]).unwrap())
-        .order(Order::windowed(1, 2))
-        .build()
-        .unwrap_err();
-    assert!(error.to_string().contains("whole dataset"), "{error}");
+    let part = toy.subset(vec![1, 2]).unwrap();
+    let windowed = Loader::builder(part).order(Order::windowed(1, 2));
+    must_say(windowed.build(), "whole dataset");
 }
 
 #[test]
@@ -363,12 +347,10 @@ fn chunks_in_memory_are_opened_without_a_read() {
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in readers() {
         let memory = toy.clone().in_memory().unwrap();
-        let loader = build(
-            Loader::builder(memory)
-                .order(Order::windowed(1, 3))
-                .batch_size(9)
-                .tuning(|t| t.reader(mode).direct(direct)),
-        );
+        let builder = Loader::builder(memory)
+            .order(Order::windowed(1, 3))
+            .batch_size(9);
+        let loader = build_by(builder, mode, direct);
         assert_eq!(sorted(check(&loader, &toy, &bytes, 0)), all(145));
         assert_eq!(loader.report().total.storage.counts.ops, 0);
     }
@@ -397,24 +379,15 @@ fn epochs_follow_each_other_in_one_iterator() {
 #[test]
 fn an_unreadable_chunk_fails_its_own_samples_only() {
     let dir = Dir::new();
+    let fewer = "40 samples, but 39 of field `head`";
+    let reserved = "but only 4096 were reserved by its metadata";
+    let outside = "ends past the source's indexed length";
     let table = [
         (Fault::Error(3), ErrorKind::Decode, "a broken chunk"),
         (Fault::Panic(3), ErrorKind::Panicked, "a bug in the format"),
-        (
-            Fault::Forgets(3),
-            ErrorKind::Decode,
-            "40 samples, but 39 of field `head`",
-        ),
-        (
-            Fault::Overflows(3),
-            ErrorKind::Limit,
-            "by its metadata 4096 were reserved",
-        ),
-        (
-            Fault::OutsideOfTheFile(3),
-            ErrorKind::Truncated,
-            "ends past the source's indexed length",
-        ),
+        (Fault::Forgets(3), ErrorKind::Decode, fewer),
+        (Fault::Overflows(3), ErrorKind::Limit, reserved),
+        (Fault::OutsideOfTheFile(3), ErrorKind::Truncated, outside),
     ];
     for (fault, kind, words) in table {
         for (mode, direct) in had([
@@ -423,30 +396,20 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
             (Mode::Pread, Direct::Off),
         ]) {
             let (toy, _) = Toy::new(&dir, &ROWS, fault);
-            let loader = build(
-                Loader::builder(toy)
-                    .batch_size(4)
-                    .tuning(|t| t.reader(mode).direct(direct)),
-            );
+            let builder = Loader::builder(toy).batch_size(4);
+            let loader = build_by(builder, mode, direct);
             let mut epoch = loader.epoch(0).unwrap();
             // Samples 0 to 7 lie in the chunks before the bad one.
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [4, 5, 6, 7]);
-            let error = epoch.next().unwrap().unwrap_err();
-            assert_eq!(
-                (error.kind(), error.site().sample),
-                (kind, Some(8)),
-                "{error}"
-            );
-            assert!(error.to_string().contains(words), "{error}");
-            assert!(error.to_string().contains("toy.bin"), "{error}");
+            let error = must_fail(epoch.next().unwrap(), kind, words);
+            assert_eq!(error.site().sample, Some(8), "{error}");
+            assert_says(&error, "toy.bin");
             assert!(epoch.next().is_none());
             drop(epoch);
             // The loader still works.
-            assert_eq!(
-                loader.epoch(1).unwrap().next().unwrap().unwrap().ids(),
-                [0, 1, 2, 3]
-            );
+            let again = loader.epoch(1).unwrap().next();
+            assert_eq!(again.unwrap().unwrap().ids(), [0, 1, 2, 3]);
         }
     }
 }
@@ -463,24 +426,14 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
     };
     let error = make(Order::shuffled(1)).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
-    for words in [
-        "30 at once",
-        "a windowed one needs few",
-        "toy.bin, chunk 0",
-        "open chunks",
-    ] {
-        assert!(
-            error.to_string().contains(words),
-            "{words} is missing in {error}"
-        );
+    let windowed = "a windowed order needs few";
+    for words in ["30 at once", windowed, "toy.bin, chunk 0", "open chunks"] {
+        assert_says(&error, words);
     }
     let loader = build(make(Order::windowed(1, 3)));
     assert!(loader.plan().total() <= 24 << 20);
-    assert!(
-        (3..=6).contains(&loader.plan().term(MemoryTerm::CHUNKS).count),
-        "{}",
-        loader.plan()
-    );
+    let count = loader.plan().term(MemoryTerm::CHUNKS).count;
+    assert!((3..=6).contains(&count), "{}", loader.plan());
 }
 
 #[test]
@@ -517,36 +470,18 @@ fn a_windowed_order_of_records_is_the_same_in_memory() {
     let dir = crate::common::Dir::new();
     let path = dir.write("a.bin", b"");
     // Three runs of 32 MiB, without a byte on the disk.
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_len(96 << 20)
-        .unwrap();
-    let records = || {
-        feedline::dataset::Records::builder(1 << 20)
-            .open(&path)
-            .unwrap()
-    };
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(96 << 20).unwrap();
+    let records = || records(&path, 1 << 20);
     let ids = |builder: LoaderBuilder| {
-        builder
-            .order(Order::windowed(1, 1))
-            .build()
-            .unwrap()
-            .preview(0, 96)
-            .unwrap()
+        let loader = build(builder.order(Order::windowed(1, 1)));
+        loader.preview(0, 96).unwrap()
     };
     let expected = ids(Loader::builder(records()));
-    assert!(
-        expected
-            .chunks(32)
-            .all(|run| run.iter().all(|id| id / 32 == run[0] / 32)),
-        "{expected:?}"
-    );
-    assert_eq!(
-        ids(Loader::builder(records().in_memory().unwrap())),
-        expected
-    );
+    let of_one_file = |run: &[u64]| run.iter().all(|id| id / 32 == run[0] / 32);
+    assert!(expected.chunks(32).all(of_one_file), "{expected:?}");
+    let memory = records().in_memory().unwrap();
+    assert_eq!(ids(Loader::builder(memory)), expected);
 }
 
 /// A dataset with correct answers during `build` and wrong ones afterwards.
@@ -673,17 +608,6 @@ impl Chunked for Liar {
     }
 }
 
-/// Runs `body` on a thread of its own; fails the test when it takes longer than a minute.
-fn within_a_minute<T: Send + 'static>(
-    what: String,
-    body: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    let (send, done) = std::sync::mpsc::channel();
-    std::thread::spawn(move || send.send(body()));
-    done.recv_timeout(std::time::Duration::from_secs(60))
-        .unwrap_or_else(|_| panic!("{what}: no answer"))
-}
-
 #[test]
 fn a_dataset_that_lies_about_its_chunks_is_an_error() {
     const LIES: [Lie; 14] = [
@@ -709,7 +633,7 @@ fn a_dataset_that_lies_about_its_chunks_is_an_error() {
             (Mode::Pread, Direct::Off),
         ]) {
             let what = format!("{lie:?} {mode:?} {direct:?}");
-            let ended = within_a_minute(what.clone(), move || {
+            let ended = within_a_minute(&what, move || {
                 let dir = Dir::new();
                 let (toy, _) = Toy::new(&dir, &[5000, 300, 300, 300], Fault::None);
                 let few = vec![0, 100];

@@ -240,7 +240,7 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
             Mistake::DecoderForgetsALength,
             Stage::Decode,
             ErrorKind::Shape,
-            "written, and its length was not set",
+            "written, but its length was not set",
         ),
         (
             Mistake::DecoderTakesTwice,
@@ -476,7 +476,7 @@ fn bytes_behind_the_length_are_zero_whoever_wrote_there() {
     assert!(
         error
             .message()
-            .contains("row 2 of field `text` has length 21, 20 is the most"),
+            .contains("row 2 of field `text` has length 21, but the maximum is 20"),
         "{error}"
     );
 }
@@ -603,14 +603,9 @@ fn packed_rows_take_lengths_of_the_index_or_move_together() {
             .batch_size(4)
     };
     let error = texts(Bytes::packed(8).batch_bytes(80)).build().unwrap_err();
-    let words = "the bytes of a batch of field `text` cannot be limited: the dataset's `field_bytes` gives no lengths of it";
+    let words = "the bytes per batch of field `text` cannot be limited: the dataset's `field_bytes` gives no lengths for it";
     assert_eq!(error.message(), words);
-    let batch = build(texts(Bytes::packed(12)))
-        .epoch(0)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap();
+    let batch = first(&build(texts(Bytes::packed(12))));
     assert_eq!(
         batch.field("text").unwrap().offsets().unwrap(),
         [0, 8, 16, 24, 32]
@@ -627,7 +622,7 @@ fn packed_rows_take_lengths_of_the_index_or_move_together() {
         assert!(batch.offsets(class).is_none());
         Ok(())
     }));
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     for (row, len) in lens.iter().enumerate() {
         assert_eq!(
             batch.field("text").unwrap().row::<u8>(row).unwrap(),
@@ -763,7 +758,7 @@ fn substitutes_stay_empty_in_packed_rows_of_any_decoder() {
         .decode_field("text", Packs)
         .batch_size(4);
     let loader = build(loader.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     assert_eq!(
         batch.field("text").unwrap().lens().unwrap(),
         [30, 10, 0, 40]
@@ -862,10 +857,10 @@ fn an_added_field_without_a_length_is_an_error() {
     assert!(
         error
             .message()
-            .contains("`list` was written, and its length was not set"),
+            .contains("`list` was written, but its length was not set"),
         "{error}"
     );
-    let batch = start(true).epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&start(true));
     assert_eq!(batch.field("list").unwrap().lens().unwrap(), [1; 4]);
 }
 

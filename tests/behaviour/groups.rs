@@ -71,7 +71,7 @@ fn take_of(loaders: &[Loader], steps: u64, group_of: &dyn Fn(u64) -> usize) -> U
 }
 
 fn resumed(data: &Data, last: LastBatch, world: u32, state: &State) -> Vec<Loader> {
-    let state = State::from_bytes(&state.to_bytes()).unwrap();
+    let state = stored(state);
     every_rank(world)
         .map(|rank| build(builder(data, last, rank).resume(state.clone())))
         .collect()
@@ -126,12 +126,7 @@ fn grouped_runs_resume_exactly_after_any_batch_on_any_world() {
             for done in 0..2 * count as usize {
                 let loaders = resumed(&data, last, worlds[done % 4], &state);
                 assert_eq!(take(&loaders, 1), all[done..=done], "{last:?} after {done}");
-                let states: Vec<State> = loaders
-                    .iter()
-                    .map(|loader| loader.state().unwrap())
-                    .collect();
-                State::agree(&states).unwrap();
-                state = states[0].clone();
+                state = agreed(&loaders);
                 assert!(
                     state.to_bytes().len() < 1024 && state.batch() == (done as u64 + 1) % count
                 );
@@ -275,11 +270,7 @@ fn check_random(number: u64) {
             "{number}: {world} ranks from {done}, without {skips:?}, {last:?}"
         );
         done += steps;
-        let states: Vec<State> = ranks.iter().map(|loader| loader.state().unwrap()).collect();
-        State::agree(&states).unwrap();
-        let bytes = states[0].to_bytes();
-        assert!(bytes.len() < 1024, "{} bytes", bytes.len());
-        state = Some(State::from_bytes(&bytes).unwrap());
+        state = Some(stored(&agreed(&ranks)));
     }
 }
 
@@ -334,7 +325,7 @@ fn another_grouping_or_batch_size_does_not_resume() {
         ),
         (
             groups().batch_sizes([8, 13, 9]),
-            "the state has other batch sizes of the groups than the loader: give the groups",
+            "the state and the loader have different batch sizes of the groups: give the groups",
         ),
         (
             Groups::of((0..100).map(|id| id % 2))
@@ -465,8 +456,7 @@ fn groups_that_end_apart_may_repeat_or_leave_out_a_hundredth() {
     // 20 groups of 100 samples: three batches of 32, and 4 more on 8 ranks.
     assert_eq!(
         built(20, 32, LastBatch::Pad, None).unwrap_err(),
-        "an epoch of 2000 samples repeats 80 and leaves out 0 (4.0 %), for each group ends with a batch of its own: take fewer \
-         groups or smaller batches, keep them by `last_batch(LastBatch::Mask)`, or allow it by `last_batch_share(0.04)`"
+        "an epoch of 2000 samples repeats 80 and leaves out 0 (4.0 %), because each group has its own last batch: use fewer groups or smaller batches, keep them with `last_batch(LastBatch::Mask)`, or allow it with `last_batch_share(0.04)`"
     );
     assert_eq!(
         built(20, 32, LastBatch::Pad, Some(0.04)).unwrap().repeated,
@@ -519,7 +509,7 @@ fn groups_without_sizes_take_the_loaders_batch() {
         .batch_size(3)
         .build()
         .unwrap_err();
-    let words = "`batch_size` is set, and the groups of the order have batch sizes of their own: omit one of them";
+    let words = "`batch_size` is set, but the groups of the order set their own batch sizes: omit one of the two";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
     let error = data
         .builder()
@@ -662,13 +652,7 @@ fn a_substitute_is_of_the_same_group() {
         .up_to("image", &[10, 100, 1000]);
     let loader = builder
         .order(Order::shuffled(3).grouped(groups))
-        .map(|_, ctx| {
-            if ctx.id() % 7 == 0 {
-                Err(feedline::Error::user("a bad one"))
-            } else {
-                Ok(())
-            }
-        })
+        .map(|_, ctx| fail_if(ctx.id() % 7 == 0, "a bad one"))
         .on_bad_sample(OnBadSample::Substitute { budget: 20 })
         .build()
         .unwrap();
@@ -712,18 +696,19 @@ fn lengths_that_do_not_match_the_data_are_named() {
         (error.kind(), error.site().sample),
         (ErrorKind::Shape, Some(1))
     );
-    let words = "field `image` takes at most 10 in a batch of group 0, the sample has 50: the order knows another length";
+    let words = "field `image` takes at most 10 in a batch of group 0, but the sample has 50: the \
+         order was made with another length";
     assert!(error.to_string().contains(words), "{error}");
     for (field, most, words) in [
         (
             "text",
             vec![10, 1000],
-            "the groups name a field `text`; there are image, label",
+            "the groups name an unknown field `text`; the fields are image, label",
         ),
         (
             "label",
             vec![10, 1000],
-            "field `label` has one shape: groups cannot shorten it",
+            "field `label` has a fixed shape: groups cannot shorten it",
         ),
         ("image", vec![10], "1 lengths of field `image` for 2 groups"),
         (
@@ -815,7 +800,7 @@ fn scaled(
             .batch_size(1)
             .workers(1),
     );
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     (
         whole,
         batch
@@ -944,7 +929,8 @@ fn buckets_without_groups_of_these_sizes_are_refused() {
             .batch_size(2)
     };
     let error = message(with(&decoder, Order::shuffled(1)));
-    let words = "field `image` has 5 shapes, the order 0 groups: group the order by the shapes";
+    let words = "field `image` has 5 shapes, but the order has 0 groups: group the order by the \
+         shapes";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
     for (buckets, words) in [
         (vec![], "0 buckets of pictures; give 1 to 256"),
@@ -982,6 +968,6 @@ fn buckets_without_groups_of_these_sizes_are_refused() {
         (error.kind(), error.site().sample),
         (ErrorKind::Shape, Some(5))
     );
-    let words = "the picture has 41x39 pixels and belongs to group 0, not to 3 of its batch: the order knows another size";
+    let words = "the picture has 41x39 pixels and belongs to group 0, but its batch is of group 3: the order was made for another size";
     assert!(error.to_string().contains(words), "{error}");
 }

@@ -7,7 +7,7 @@ use feedline::decode::{Ctx, Decoder};
 use feedline::error::Stage;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, LastBatch, Loader, Order, Result, Row};
+use feedline::{Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Result, Row};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
@@ -34,11 +34,8 @@ fn every_sample_comes_once_by_every_reader_and_size() {
         let (path, bytes) = records_file(&dir, count, record);
         for (mode, direct) in readers() {
             for batch_size in [1, 7, 64] {
-                let loader = build(
-                    Loader::builder(records(&path, record))
-                        .batch_size(batch_size)
-                        .tuning(|t| t.reader(mode).direct(direct)),
-                );
+                let builder = Loader::builder(records(&path, record)).batch_size(batch_size);
+                let loader = build_by(builder, mode, direct);
                 let ids: Vec<u64> = (0..count as u64).collect();
                 let got = pull(&loader, 0).unwrap();
                 assert!(
@@ -77,9 +74,7 @@ fn batches_do_not_depend_on_workers_reader_depth_or_slots() {
 }
 
 fn in_memory(count: usize, record: usize) -> Records {
-    Records::builder(record)
-        .open_bytes(noise(count * record, 5))
-        .unwrap()
+    noise_records(count, record, 5)
 }
 
 #[test]
@@ -106,11 +101,8 @@ fn several_files_follow_each_other_and_headers_are_skipped() {
             .header(100)
             .open_files(&files)
             .unwrap();
-        let loader = build(
-            Loader::builder(records)
-                .batch_size(4)
-                .tuning(|t| t.reader(mode).direct(direct)),
-        );
+        let builder = Loader::builder(records).batch_size(4);
+        let loader = build_by(builder, mode, direct);
         assert!(
             pull(&loader, 0).unwrap() == expected(&all, 600, &(0..9).collect::<Vec<_>>()),
             "{mode:?}"
@@ -126,18 +118,13 @@ fn the_last_batch_is_kept_or_dropped_as_announced() {
         (8, 4, LastBatch::Drop, vec![4, 4]),
         (3, 4, LastBatch::Keep, vec![3]),
     ] {
-        let loader = build(
-            Loader::builder(in_memory(count, 16))
-                .batch_size(size)
-                .last_batch(last),
-        );
+        let builder = Loader::builder(in_memory(count, 16)).batch_size(size);
+        let loader = build(builder.last_batch(last));
         assert_eq!(loader.batches_per_epoch(), batches.len() as u64);
         let mut epoch = loader.epoch(0).unwrap();
         for (done, rows) in batches.iter().enumerate() {
-            assert_eq!(
-                epoch.size_hint(),
-                (batches.len() - done, Some(batches.len() - done))
-            );
+            let left = batches.len() - done;
+            assert_eq!(epoch.size_hint(), (left, Some(left)));
             let batch = epoch.next().unwrap().unwrap();
             assert_eq!((batch.len(), batch.index()), (*rows, done as u64));
         }
@@ -166,12 +153,8 @@ fn a_second_live_epoch_is_an_error() {
     assert_eq!(loader.epoch(1).err().unwrap().kind(), ErrorKind::EpochLive);
     drop(epoch);
     for taken in 0..10 {
-        let got = loader
-            .epoch(taken)
-            .unwrap()
-            .take(taken as usize)
-            .map(|batch| batch.unwrap().len())
-            .sum::<usize>();
+        let batches = loader.epoch(taken).unwrap().take(taken as usize);
+        let got: usize = batches.map(|batch| batch.unwrap().len()).sum();
         assert_eq!(got, 5 * taken as usize);
     }
     assert_eq!(pull(&loader, 0).unwrap().len(), 50);
@@ -225,13 +208,8 @@ fn logs_add_up_to_the_run() {
                 log.decode_busy_share,
                 log.from_memory_share,
             ];
-            assert!(
-                shares
-                    .into_iter()
-                    .flatten()
-                    .all(|share| (0.0..=1.0).contains(&share)),
-                "{log:?}"
-            );
+            let mut shares = shares.into_iter().flatten();
+            assert!(shares.all(|share| (0.0..=1.0).contains(&share)), "{log:?}");
             assert_eq!((log.bad_samples, log.host_late_share), (0, None));
         }
         // The end of the iterator.
@@ -294,22 +272,17 @@ fn unfinished_and_failed_waits_are_counted() {
     assert_eq!(waited(), before, "first batches do not count");
     std::thread::scope(|scope| {
         scope.spawn(|| while waited() < before + LIMIT / 2 {});
-        assert_eq!(
-            epoch.next().unwrap().unwrap_err().kind(),
-            ErrorKind::BatchesHeld
-        );
+        let error = epoch.next().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BatchesHeld);
     });
     assert!(waited() >= before + LIMIT);
-    assert_eq!(
-        waited(),
-        Duration::from_nanos(loader.report().total.consumer.waited_ns),
-        "nobody waits"
-    );
+    let total = loader.report().total.consumer.waited_ns;
+    assert_eq!(waited(), Duration::from_nanos(total), "nobody waits");
 }
 
 #[test]
 fn a_loader_without_meters_measures_nothing() {
-    use feedline::profile::snapshot::{Consumer, Latency, OrderStage, Timeline};
+    use feedline::profile::snapshot::{Consumer, Latency, OrderStage};
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 300, 1000);
     let from_file = Loader::builder(records(&path, 1000)).batch_size(10);
@@ -320,10 +293,8 @@ fn a_loader_without_meters_measures_nothing() {
         assert_eq!(snapshot.consumer.handed().batches, 0);
         let mut consumer = snapshot.consumer;
         consumer.steady = None;
-        assert_eq!(
-            (consumer, snapshot.order),
-            (Consumer::default(), OrderStage::default())
-        );
+        assert_eq!(consumer, Consumer::default());
+        assert_eq!(snapshot.order, OrderStage::default());
         let storage = snapshot.storage;
         let decode = snapshot.decode;
         let slots = snapshot.slots;
@@ -334,36 +305,27 @@ fn a_loader_without_meters_measures_nothing() {
             storage.counts.bytes_moved,
             storage.cached_bytes,
         ];
-        assert_eq!(
-            (numbers, storage.latency, decode.latency),
-            ([0; 5], Latency::default(), Latency::default())
-        );
-        assert_eq!(
-            [
-                decode.busy_ns,
-                decode.starved_ns,
-                decode.ahead_ns,
-                decode.queued_ns,
-                decode.samples
-            ],
-            [0; 5]
-        );
-        assert_eq!(
-            [
-                slots.free_ns,
-                slots.filling_ns,
-                slots.full_ns,
-                slots.held_ns
-            ],
-            [0; 4]
-        );
-        let Timeline {
-            batches,
-            gauges,
-            tracks,
-            ..
-        } = loader.timeline();
-        assert_eq!((batches, gauges), (vec![], vec![]));
+        assert_eq!(numbers, [0; 5]);
+        assert_eq!(storage.latency, Latency::default());
+        assert_eq!(decode.latency, Latency::default());
+        let numbers = [
+            decode.busy_ns,
+            decode.starved_ns,
+            decode.ahead_ns,
+            decode.queued_ns,
+            decode.samples,
+        ];
+        assert_eq!(numbers, [0; 5]);
+        let numbers = [
+            slots.free_ns,
+            slots.filling_ns,
+            slots.full_ns,
+            slots.held_ns,
+        ];
+        assert_eq!(numbers, [0; 4]);
+        let timeline = loader.timeline();
+        assert_eq!((timeline.batches, timeline.gauges), (vec![], vec![]));
+        let tracks = timeline.tracks;
         assert!(
             tracks.iter().all(|track| track.spans.is_empty()),
             "{tracks:?}"
@@ -438,23 +400,15 @@ fn a_decoder_that_fails_ends_the_epoch_once() {
                     assert_eq!(epoch.next().unwrap().unwrap().index(), batch);
                 }
                 let error = epoch.next().unwrap().unwrap_err();
-                let kind = if panics {
-                    ErrorKind::Panicked
-                } else {
-                    ErrorKind::Decode
+                let kind = match panics {
+                    true => ErrorKind::Panicked,
+                    false => ErrorKind::Decode,
                 };
-                assert_eq!(
-                    (error.kind(), error.site().sample, error.site().batch),
-                    (kind, Some(34), Some(3)),
-                    "{error}"
-                );
-                {
-                    assert_eq!(error.site().path.as_deref(), Some(path.as_path()));
-                    assert_eq!(
-                        (error.site().offset, error.site().len),
-                        (Some(34 * 8), Some(8))
-                    );
-                }
+                let site = error.site();
+                assert_eq!(error.kind(), kind, "{error}");
+                assert_eq!((site.sample, site.batch), (Some(34), Some(3)), "{error}");
+                assert_eq!(site.path.as_ref(), Some(&path));
+                assert_eq!((site.offset, site.len), (Some(34 * 8), Some(8)));
                 assert!(epoch.next().is_none());
                 assert_eq!(epoch.size_hint(), (0, Some(0)));
             }
@@ -468,24 +422,14 @@ fn errors_and_panics_of_transforms_become_errors_too() {
         let message = what.to_string();
         let builder = Loader::builder(in_memory(40, 8)).batch_size(10);
         match what {
-            "map error" => builder.map(move |_, ctx| {
-                if ctx.id() == 25 {
-                    Err(Error::user(message.clone()))
-                } else {
-                    Ok(())
-                }
-            }),
+            "map error" => builder.map(move |_, ctx| fail_if(ctx.id() == 25, &message)),
             "map panic" => builder.map(|_, ctx| {
                 assert!(ctx.id() != 25, "map panic");
                 Ok(())
             }),
-            "batch error" => builder.map_batch(move |batch, _| {
-                if batch.index() == 2 {
-                    Err(Error::user(message.clone()))
-                } else {
-                    Ok(())
-                }
-            }),
+            "batch error" => {
+                builder.map_batch(move |batch, _| fail_if(batch.index() == 2, &message))
+            }
             _ => builder.map_batch(|batch, _| {
                 assert!(batch.index() != 2, "batch panic");
                 Ok(())
@@ -498,11 +442,8 @@ fn errors_and_panics_of_transforms_become_errors_too() {
         assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
         let error = epoch.next().unwrap().unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
-        assert_eq!(
-            (error.stage(), error.site().batch),
-            (Stage::Map, Some(2)),
-            "{error}"
-        );
+        assert_eq!(error.stage(), Stage::Map, "{error}");
+        assert_eq!(error.site().batch, Some(2), "{error}");
         assert!(epoch.next().is_none());
     }
 }
@@ -663,7 +604,7 @@ impl Dataset for Many {
             parts.extent(1, at(1, sample * 512, 512));
         }
         if !(odd && self.twist == Twist::ForgetsAField) {
-            parts.inline(2, bytemuck_bytes(&self.labels[sample as usize]));
+            parts.inline(2, bytemuck::bytes_of(&self.labels[sample as usize]));
         }
         Ok(())
     }
@@ -684,10 +625,6 @@ impl Framed for Many {
         // A payload of another length for each sample; the first four bytes are its header.
         Ok(&bytes[4..4 + (sample % 17) as usize])
     }
-}
-
-fn bytemuck_bytes(value: &i64) -> &[u8] {
-    bytemuck::bytes_of(value)
 }
 
 #[test]
@@ -758,11 +695,8 @@ fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
     for (twist, kind, words) in cases {
         for (mode, direct) in readers() {
             let (dataset, ..) = Many::new(&dir, twist);
-            let loader = build(
-                Loader::builder(dataset)
-                    .batch_size(50)
-                    .tuning(|t| t.reader(mode).direct(direct)),
-            );
+            let builder = Loader::builder(dataset).batch_size(50);
+            let loader = build_by(builder, mode, direct);
             let error = pull(&loader, 0).unwrap_err();
             assert!(
                 error.to_string().contains(words),
@@ -792,11 +726,8 @@ fn the_error_of_a_changed_file_names_it() {
             ("grow", ErrorKind::Changed),
         ] {
             let (path, _) = records_file(&dir, 16, 4096);
-            let loader = build(
-                Loader::builder(records(&path, 4096))
-                    .batch_size(4)
-                    .tuning(|t| t.reader(mode).direct(direct)),
-            );
+            let builder = Loader::builder(records(&path, 4096)).batch_size(4);
+            let loader = build_by(builder, mode, direct);
             match what {
                 "vanish" => std::fs::remove_file(&path).unwrap(),
                 "shrink" => shrink(&path, 9 * 4096),
@@ -804,139 +735,71 @@ fn the_error_of_a_changed_file_names_it() {
             }
             let error = pull(&loader, 0).unwrap_err();
             assert_eq!(error.kind(), kind, "{mode:?} {direct:?} {what}: {error}");
-            assert_eq!(
-                error.site().path.as_deref(),
-                Some(path.as_path()),
-                "{error}"
-            );
-            assert_eq!(
-                (error.site().sample, error.site().offset),
-                (Some(0), Some(0)),
-                "{error}"
-            );
+            let site = error.site();
+            assert_eq!(site.path.as_ref(), Some(&path), "{error}");
+            assert_eq!((site.sample, site.offset), (Some(0), Some(0)), "{error}");
         }
         // Cut during the read: present samples are delivered, the first missing one names its
         // offset.
         let (path, _) = records_file(&dir, 16, 4096);
-        let loader = build(
-            Loader::builder(records(&path, 4096))
-                .batch_size(1)
-                .tuning(|t| t.slots(2).reader(mode).direct(direct)),
-        );
+        let builder = Loader::builder(records(&path, 4096)).batch_size(1);
+        let loader = build_by(builder.tuning(|t| t.slots(2)), mode, direct);
         let mut epoch = loader.epoch(0).unwrap();
         epoch.next().unwrap().unwrap();
         shrink(&path, 9 * 4096 + 100);
         let error = epoch.find_map(Result::err).unwrap();
         // What opens the file again finds another version.
         let kinds = [ErrorKind::Truncated, ErrorKind::Changed];
-        assert!(
-            kinds.contains(&error.kind()) && error.site().sample == Some(9),
-            "{mode:?} {direct:?}: {error}"
-        );
-        assert_eq!(
-            (error.site().offset, error.site().len),
-            (Some(9 * 4096), Some(4096)),
-            "{error}"
-        );
+        let what = format!("{mode:?} {direct:?}: {error}");
+        assert!(kinds.contains(&error.kind()), "{what}");
+        let site = error.site();
+        assert_eq!(site.sample, Some(9), "{what}");
+        let range = (site.offset, site.len);
+        assert_eq!(range, (Some(9 * 4096), Some(4096)), "{what}");
     }
 }
 
 #[test]
 fn build_refuses_illegal_settings_with_a_message() {
     let start = || Loader::builder(in_memory(10, 8));
-    let cases = [
-        (
-            start().batch_size(0).build(),
-            ErrorKind::Config,
-            "batch_size",
-        ),
-        (start().workers(0).build(), ErrorKind::Config, "workers"),
-        (
-            start().workers(100_000).build(),
-            ErrorKind::Config,
-            "set at most 1024",
-        ),
-        (
-            start().tuning(|t| t.slots(0)).build(),
-            ErrorKind::Config,
-            "slots",
-        ),
-        (
-            start().batch_size(11).last_batch(LastBatch::Drop).build(),
-            ErrorKind::Empty,
-            "an epoch of 10 samples has no batch of 11",
-        ),
-        (
-            start().order(Order::indices([])).build(),
-            ErrorKind::Empty,
-            "no positions",
-        ),
-        (
-            start().tuning(|t| t.depth(0)).build(),
-            ErrorKind::Config,
-            "depth",
-        ),
-        (start().keep(["x"]).build(), ErrorKind::Config, "`x`"),
-        (start().keep([]).build(), ErrorKind::Config, "no field"),
-        (
-            start()
-                .decode_field(
-                    "x",
-                    Trap {
-                        bad: vec![],
-                        panics: false,
-                    },
-                )
-                .build(),
-            ErrorKind::Config,
-            "no field `x`",
-        ),
-        (
-            start()
-                .decode(Trap {
-                    bad: vec![],
-                    panics: false,
-                })
-                .build(),
-            ErrorKind::Config,
-            "only raw",
-        ),
-        (
-            start()
-                .map_adding([Field::fixed("record", DType::U8, [1])], |_, _| Ok(()))
-                .build(),
-            ErrorKind::Config,
-            "two fields",
-        ),
-        (
-            start().order(Order::indices([3, 10])).build(),
-            ErrorKind::Config,
-            "10",
-        ),
-        (
-            start().memory_budget(1000).build(),
-            ErrorKind::Budget,
-            "sum",
-        ),
-        (
-            start().batch_size(usize::MAX).build(),
-            ErrorKind::Config,
-            "make the batch smaller",
-        ),
-        (
-            start()
-                .tuning(|t| t.reader(Mode::Mmap).direct(Direct::On))
-                .build(),
-            ErrorKind::Config,
-            "mmap",
-        ),
+    let trap = || Trap {
+        bad: vec![],
+        panics: false,
+    };
+    let record = || [Field::fixed("record", DType::U8, [1])];
+    let last = LastBatch::Drop;
+    let large = "an epoch of 10 samples has no batch of 11";
+    let smaller = "make the batch smaller";
+    let mmap = start().tuning(|t| t.reader(Mode::Mmap).direct(Direct::On));
+    let config = [
+        (start().batch_size(0), "batch_size"),
+        (start().workers(0), "workers"),
+        (start().workers(100_000), "set at most 1024"),
+        (start().tuning(|t| t.slots(0)), "slots"),
+        (start().tuning(|t| t.depth(0)), "depth"),
+        (start().keep(["x"]), "`x`"),
+        (start().keep([]), "no field"),
+        (start().decode_field("x", trap()), "no field `x`"),
+        (start().decode(trap()), "only raw"),
+        (start().map_adding(record(), |_, _| Ok(())), "two fields"),
+        (start().order(Order::indices([3, 10])), "10"),
+        (start().batch_size(usize::MAX), smaller),
+        (mmap, "mmap"),
     ];
-    for (index, (result, kind, words)) in cases.into_iter().enumerate() {
-        let error = result
-            .err()
-            .unwrap_or_else(|| panic!("case {index} was accepted"));
-        assert_eq!(error.kind(), kind, "case {index}: {error}");
-        assert!(error.to_string().contains(words), "case {index}: {error}");
+    let empty = [
+        (start().batch_size(11).last_batch(last), large),
+        (start().order(Order::indices([])), "no positions"),
+    ];
+    let budget = [(start().memory_budget(1000), "sum")];
+    let all = [
+        (ErrorKind::Config, Vec::from(config)),
+        (ErrorKind::Empty, empty.into()),
+        (ErrorKind::Budget, budget.into()),
+    ];
+    for (kind, cases) in all {
+        for (builder, words) in cases {
+            must_fail(builder.build(), kind, words);
+        }
     }
 }
 
@@ -947,13 +810,9 @@ fn the_smallest_legal_budget_delivers_everything() {
         let (path, bytes) = records_file(&dir, count, record);
         for (mode, direct) in readers() {
             let with = |budget| {
-                let builder = Loader::builder(records(&path, record))
-                    .batch_size(batch)
-                    .workers(2);
-                builder
-                    .tuning(|t| t.reader(mode).direct(direct))
-                    .memory_budget(budget)
-                    .build()
+                let builder = Loader::builder(records(&path, record)).workers(2);
+                let builder = builder.tuning(|t| t.reader(mode).direct(direct));
+                builder.batch_size(batch).memory_budget(budget).build()
             };
             let mut refused = 0;
             let mut legal = 1 << 30;
@@ -991,21 +850,13 @@ fn a_split_is_disjoint_and_whole() {
     seen.sort_unstable();
     assert_eq!(seen, (0..1000).collect::<Vec<_>>());
     let subset = in_memory(1000, 4).subset([5, 5, 999]).unwrap();
-    assert!(
-        pull(&build(Loader::builder(subset)), 0)
-            .unwrap()
-            .iter()
-            .map(|(_, row)| row.clone())
-            .eq([5, 5, 999].map(|id: usize| bytes[id * 4..][..4].to_vec()))
-    );
-    assert_eq!(
-        in_memory(10, 4).subset([10]).err().unwrap().kind(),
-        ErrorKind::Config
-    );
-    assert_eq!(
-        in_memory(10, 4).split(1.5, 0).err().unwrap().kind(),
-        ErrorKind::Config
-    );
+    let rows = pull(&build(Loader::builder(subset)), 0).unwrap();
+    let rows = rows.into_iter().map(|(_, row)| row);
+    assert!(rows.eq([5, 5, 999].map(|id: usize| bytes[id * 4..][..4].to_vec())));
+    let error = in_memory(10, 4).subset([10]).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let error = in_memory(10, 4).split(1.5, 0).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Config);
 }
 
 #[test]
@@ -1013,43 +864,30 @@ fn the_report_counts_delivered_batches_and_names_the_reader() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 64, 4096);
     let (mode, direct) = reader(1);
-    let loader = build(
-        Loader::builder(records(&path, 4096))
-            .batch_size(16)
-            .tuning(|t| t.reader(mode).direct(direct)),
-    );
+    let builder = Loader::builder(records(&path, 4096)).batch_size(16);
+    let loader = build_by(builder, mode, direct);
     pull(&loader, 0).unwrap();
     let report = loader.report();
     let consumer = &report.total.consumer;
     let storage = &report.total.storage;
-    assert_eq!(
-        (consumer.batches, consumer.samples, consumer.bytes),
-        (4, 64, 64 * 4096)
-    );
+    assert_eq!((consumer.batches, consumer.samples), (4, 64));
+    assert_eq!(consumer.bytes, 64 * 4096);
     assert_eq!((storage.counts.ops, storage.counts.direct_reads), (64, 64));
     assert_eq!(*consumer, loader.snapshot().consumer, "the same numbers");
     let json = serde_json::to_value(&report.total).unwrap();
-    assert_eq!(
-        (&json["storage"]["reads"], &json["storage"]["bytes"]),
-        (&64.into(), &(64 * 4096).into())
-    );
-    assert_eq!(
-        serde_json::from_value::<feedline::profile::Snapshot>(json).unwrap(),
-        report.total
-    );
+    assert_eq!(json["storage"]["reads"], 64);
+    assert_eq!(json["storage"]["bytes"], 64 * 4096);
+    let parsed: feedline::profile::Snapshot = serde_json::from_value(json).unwrap();
+    assert_eq!(parsed, report.total);
     let text = report.to_string();
     let name = if mode == Mode::Uring {
         "io_uring"
     } else {
         "pread"
     };
-    for word in [
-        "delivered 4 batches, 64 samples",
-        name,
-        "batch slots",
-        "verdict",
-    ] {
-        assert!(text.contains(word), "{word} is missing in\n{text}");
+    let delivered = "delivered 4 batches, 64 samples";
+    for word in [delivered, name, "batch slots", "verdict"] {
+        assert_says(&text, word);
     }
 }
 
@@ -1077,13 +915,8 @@ fn transforms_read_and_set_the_lengths_of_variable_fields() {
     for batch in loader.epoch(0).unwrap() {
         let batch = batch.unwrap();
         let payload = batch.field("payload").unwrap();
-        assert_eq!(
-            (
-                payload.row::<u8>(0).unwrap().len(),
-                payload.row::<u8>(1).unwrap().len()
-            ),
-            (16, 2)
-        );
+        let len = |row| payload.row::<u8>(row).unwrap().len();
+        assert_eq!((len(0), len(1)), (16, 2));
     }
 }
 
@@ -1093,11 +926,9 @@ fn starting_and_dropping_epochs_quickly_never_blocks() {
     let (path, bytes) = records_file(&dir, 400, 4096);
     for (mode, direct) in readers() {
         for slots in [1, 4] {
-            let builder = Loader::builder(records(&path, 4096))
-                .batch_size(10)
-                .tuning(|t| t.slots(slots))
-                .workers(2);
-            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
+            let builder = Loader::builder(records(&path, 4096)).batch_size(10);
+            let builder = builder.tuning(|t| t.slots(slots)).workers(2);
+            let loader = build_by(builder, mode, direct);
             for epoch in 0..300 {
                 let mut batches = loader.epoch(epoch).unwrap();
                 if epoch % 97 == 0 {
@@ -1124,11 +955,8 @@ fn a_sampler_that_panics_or_shrinks_ends_the_run() {
             if asked < 2 { 20 } else { 5 }
         };
         let fickle = Order::sampler(Sampled(len, |_, position| position));
-        let loader = build(
-            Loader::builder(in_memory(20, 4))
-                .order(fickle)
-                .batch_size(4),
-        );
+        let builder = Loader::builder(in_memory(20, 4)).order(fickle);
+        let loader = build(builder.batch_size(4));
         let mut epochs = loader.epochs(0..3).unwrap();
         let error = epochs.find_map(Result::err).unwrap();
         let kind = if panics {
@@ -1136,11 +964,8 @@ fn a_sampler_that_panics_or_shrinks_ends_the_run() {
         } else {
             ErrorKind::Config
         };
-        assert_eq!(
-            (error.kind(), error.stage()),
-            (kind, Stage::Order),
-            "{error}"
-        );
+        assert_eq!(error.kind(), kind, "{error}");
+        assert_eq!(error.stage(), Stage::Order, "{error}");
         assert!(epochs.next().is_none());
     }
 }
@@ -1165,30 +990,18 @@ fn a_panic_in_build_or_preview_is_an_error() {
             self.0.extents(sample, parts)
         }
     }
-    let error = Loader::builder(Panics(in_memory(20, 4)))
-        .build()
-        .unwrap_err();
-    assert_eq!(
-        (error.kind(), error.message()),
-        (ErrorKind::Panicked, "a bug")
-    );
     let order = Order::sampler(Sampled(|| 20, |_, _| panic!("a bug")));
-    let error = order.preview(20, 0, 1).unwrap_err();
-    assert_eq!(
-        (error.kind(), error.message()),
-        (
-            ErrorKind::Panicked,
-            "epoch 0, position 0: the sampler: a bug"
-        )
-    );
-    let error = Loader::builder(in_memory(20, 4))
-        .order(order)
-        .build()
-        .unwrap_err();
-    assert_eq!(
-        (error.kind(), error.message()),
-        (ErrorKind::Panicked, "the sampler: a bug")
-    );
+    let build = |builder: LoaderBuilder| builder.build().unwrap_err();
+    let place = "epoch 0, position 0: the sampler: a bug";
+    let records = Loader::builder(in_memory(20, 4));
+    for (error, words) in [
+        (build(Loader::builder(Panics(in_memory(20, 4)))), "a bug"),
+        (order.preview(20, 0, 1).unwrap_err(), place),
+        (build(records.order(order)), "the sampler: a bug"),
+    ] {
+        let found = (error.kind(), error.message());
+        assert_eq!(found, (ErrorKind::Panicked, words));
+    }
 }
 
 #[test]
@@ -1222,14 +1035,8 @@ fn an_error_of_a_later_epoch_comes_in_its_turn() {
     assert_eq!(found, [Ok(0), Ok(1), Ok(2), Err(ErrorKind::Config)]);
     drop(epochs);
     set(12);
-    assert_eq!(
-        loader
-            .epoch(1)
-            .unwrap()
-            .map(|batch| batch.unwrap().index())
-            .collect::<Vec<_>>(),
-        [0, 1, 2]
-    );
+    let again = loader.epoch(1).unwrap();
+    assert!(again.map(|batch| batch.unwrap().index()).eq(0..3));
 }
 
 /// Two fields cut from the same 8 bytes of each sample, with a label of the index between them.
@@ -1258,7 +1065,7 @@ impl Dataset for Halves {
             len: 8,
         };
         parts.framed(0, extent);
-        parts.inline(1, bytemuck_bytes(&self.2[sample as usize]));
+        parts.inline(1, bytemuck::bytes_of(&self.2[sample as usize]));
         parts.framed(2, extent);
         Ok(())
     }
@@ -1299,30 +1106,20 @@ fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
             EncodedField::raw(Field::fixed("back", DType::U8, [5])),
         ];
         let dataset = Halves(Arc::new(sources), schema, (0..40).collect());
-        let loader = build(
-            Loader::builder(dataset)
-                .batch_size(7)
-                .tuning(|t| t.reader(mode).direct(direct)),
-        );
+        let builder = Loader::builder(dataset).batch_size(7);
+        let loader = build_by(builder, mode, direct);
         for batch in loader.epoch(0).unwrap() {
             let batch = batch.unwrap();
             for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
                 let sample = &bytes[id * 8..][..8];
                 let back: Vec<u8> = sample[3..].iter().rev().copied().collect();
-                assert_eq!(
-                    batch.field("front").unwrap().row::<u8>(row).unwrap(),
-                    &sample[..3],
-                    "{mode:?} {direct:?}"
-                );
-                assert_eq!(
-                    batch.field("label").unwrap().row::<i64>(row).unwrap(),
-                    [id as i64]
-                );
-                assert_eq!(
-                    batch.field("back").unwrap().row::<u8>(row).unwrap(),
-                    back,
-                    "{mode:?} {direct:?}"
-                );
+                let what = format!("{mode:?} {direct:?}");
+                let front = batch.field("front").unwrap();
+                assert_eq!(front.row::<u8>(row).unwrap(), &sample[..3], "{what}");
+                let label = batch.field("label").unwrap();
+                assert_eq!(label.row::<i64>(row).unwrap(), [id as i64]);
+                let field = batch.field("back").unwrap();
+                assert_eq!(field.row::<u8>(row).unwrap(), back, "{what}");
             }
         }
         let reads = loader.report().total.storage.counts.ops;
@@ -1341,12 +1138,8 @@ fn a_dataset_in_memory_needs_no_read_and_no_file() {
     for order in [Order::sequential(), Order::shuffled(3)] {
         for (mode, direct) in readers() {
             let make = |dataset: Arc<dyn Dataset>| {
-                build(
-                    Loader::builder(dataset)
-                        .order(order.clone())
-                        .batch_size(33)
-                        .tuning(|t| t.reader(mode).direct(direct)),
-                )
+                let builder = Loader::builder(dataset).order(order.clone());
+                build_by(builder.batch_size(33), mode, direct)
             };
             let expected = pull(&make(Arc::new(records(&path, 40))), 0).unwrap();
             let memory = records(&path, 40).in_memory().unwrap();
@@ -1388,22 +1181,13 @@ impl Dataset for Captions {
         Sizes::new(40)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        parts.extent(
-            0,
-            Extent {
-                source: SourceId::at(0),
-                offset: sample,
-                len: sample,
-            },
-        );
-        parts.framed(
-            1,
-            Extent {
-                source: SourceId::at(0),
-                offset: 0,
-                len: 8,
-            },
-        );
+        let at = |offset, len| Extent {
+            source: SourceId::at(0),
+            offset,
+            len,
+        };
+        parts.extent(0, at(sample, sample));
+        parts.framed(1, at(0, 8));
         Ok(())
     }
     fn framed(&self) -> Option<&dyn Framed> {
@@ -1431,42 +1215,26 @@ fn opaque_bytes_come_with_lengths_and_unused_fields_unread() {
             vec![EncodedField::bytes("text"), EncodedField::bytes("other")],
         )
     };
-    let error = Loader::builder(make())
-        .decode_field("text", Bytes::up_to(30))
-        .build()
-        .unwrap_err();
-    assert!(error.to_string().contains("`other`"), "{error}");
+    let unused = Loader::builder(make()).decode_field("text", Bytes::up_to(30));
+    must_say(unused.build(), "`other`");
     for (mode, direct) in readers() {
         for (decoder, most) in [(Bytes::up_to(30), 30), (Bytes::cut_to(7), 7)] {
             let builder = Loader::builder(make())
                 .decode_field("text", decoder)
                 .keep(["text"]);
-            let loader = build(
-                builder
-                    .tuning(|t| t.reader(mode).direct(direct))
-                    .batch_size(30),
-            );
-            let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+            let batch = first(&build_by(builder.batch_size(30), mode, direct));
             let text = batch.field("text").unwrap();
             for id in 0..30 {
                 let expected = &bytes[id..id + id.min(most)];
-                assert_eq!(
-                    text.lens().unwrap()[id],
-                    expected.len() as u64,
-                    "{mode:?} {direct:?}"
-                );
+                let len = text.lens().unwrap()[id];
+                assert_eq!(len, expected.len() as u64, "{mode:?} {direct:?}");
                 assert_eq!(&text.row::<u8>(id).unwrap()[..expected.len()], expected);
             }
         }
         let short = Loader::builder(make())
             .decode_field("text", Bytes::up_to(7))
-            .keep(["text"])
-            .tuning(|t| t.reader(mode).direct(direct));
-        let error = build(short)
-            .epoch(0)
-            .unwrap()
-            .find_map(Result::err)
-            .unwrap();
+            .keep(["text"]);
+        let error = pull(&build_by(short, mode, direct), 0).unwrap_err();
         assert_eq!(
             (error.kind(), error.site().sample),
             (ErrorKind::Shape, Some(8))

@@ -100,13 +100,7 @@ fn packed_bytes_leave_as_two_dlpack_arrays() {
         .batch_size(2)
         .build()
         .unwrap();
-    let tensors = loader
-        .epoch(0)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .into_dlpack();
+    let tensors = first(&loader).into_dlpack();
     let image = tensors
         .fields
         .iter()
@@ -131,17 +125,11 @@ fn a_substitute_has_no_bytes_in_a_packed_field() {
     let odd =
         |row: &mut feedline::Row<'_>| row.bytes_mut(0).len() == 20 && row.len_of(0) == Some(20);
     let loader = loader
-        .map(move |row, _| {
-            if odd(row) {
-                Err(feedline::Error::user("not this one"))
-            } else {
-                Ok(())
-            }
-        })
+        .map(move |row, _| fail_if(odd(row), "not this one"))
         .on_bad_sample(OnBadSample::Substitute { budget: 1 })
         .build()
         .unwrap();
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     assert_eq!(batch.status()[1], Status::Substitute as u8);
     let field = batch.field("image").unwrap();
     assert_eq!(field.offsets().unwrap(), [0, 10, 10, 40, 80]);
@@ -206,7 +194,7 @@ fn build_refuses_limits_of_packed_fields_without_known_lengths() {
     assert_eq!(late.kind(), ErrorKind::Config);
     assert!(
         late.message()
-            .contains("a transform of batches cannot add the packed field `x`"),
+            .contains("a batch transform cannot add the packed field `x`"),
         "{late}"
     );
 }

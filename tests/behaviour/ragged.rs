@@ -8,7 +8,7 @@ use feedline::dataset::{Dataset, DatasetExt, Megatron, Tar, TfRecord};
 use feedline::decode::Bytes;
 use feedline::memory::MemoryTerm;
 use feedline::tensor::{DType, Field};
-use feedline::{Batch, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, State, Status};
+use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, State, Status};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -274,7 +274,7 @@ fn transforms_of_batches_see_values_and_offsets() {
                 .for_each(|value| *value = 9);
             Ok(())
         });
-    let batch = build(loader).epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&build(loader));
     assert_eq!(
         batch.field("tok").unwrap().as_slice::<u16>().unwrap(),
         [9; 15]
@@ -311,15 +311,9 @@ fn substitutes_have_their_own_values_or_none_in_limited_batches() {
         let loader = Loader::builder(tar(&dir, &lens))
             .batch_size(4)
             .ragged("tok", limit);
-        let loader = loader.map(move |row, _| {
-            if bad(row) {
-                Err(Error::user("no"))
-            } else {
-                Ok(())
-            }
-        });
+        let loader = loader.map(move |row, _| fail_if(bad(row), "no"));
         let loader = build(loader.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
-        loader.epoch(0).unwrap().next().unwrap().unwrap()
+        first(&loader)
     };
     let batch = make(None);
     let substitute = batch.ids()[2] as usize;
@@ -397,35 +391,35 @@ fn build_refuses_what_cannot_be_ragged() {
     let cases = [
         (
             tar().ragged("tik", None),
-            "`ragged` names `tik`, which is no field of the batch; there are tok, label",
+            "`ragged` names `tik`, which is not a field of the batch; its fields are tok, label",
         ),
         (
             tar().ragged("label", None),
-            "field `label` has one shape, and nothing to pack: leave it out of `ragged`",
+            "field `label` has a fixed shape, so there is nothing to pack: leave it out of `ragged`",
         ),
         (
             tar().ragged("tok", Some(9)),
-            "field `tok`: 9 bytes of a batch, less than the 240 of one row",
+            "field `tok`: the limit of 9 bytes per batch is less than the 240 of one row",
         ),
         (
             tar()
                 .map_batch_adding(list(), |_, _| Ok(()))
                 .ragged("list", None),
-            "a transform of batches cannot add the packed field `list`: rows are packed before it",
+            "a batch transform cannot add the packed field `list`: rows are packed before it runs",
         ),
         (
             tar()
                 .map_adding(list(), |_, _| Ok(()))
                 .ragged("list", Some(9)),
-            "the bytes of a batch of field `list` cannot be limited: a transform adds it",
+            "the bytes per batch of field `list` cannot be limited: a transform adds it",
         ),
         (
             Loader::builder(features()).ragged("ids", Some(900)),
-            "the bytes of a batch of field `ids` cannot be limited: the dataset's `field_bytes` gives no lengths of it",
+            "the bytes per batch of field `ids` cannot be limited: the dataset's `field_bytes` gives no lengths for it",
         ),
         (
             Loader::builder(chunks).ragged("head", Some(900)),
-            "the bytes of a batch of field `head` cannot be limited: it lies in chunks",
+            "the bytes per batch of field `head` cannot be limited: it is stored in chunks",
         ),
     ];
     for (builder, words) in cases {

@@ -14,8 +14,10 @@ use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt, Mix, Records};
 use feedline::order::{Draws, Sampler};
 use feedline::storage::{Direct, Mode};
+use feedline::tensor::DType;
 use feedline::{Epoch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Rank, State};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -55,20 +57,16 @@ impl Case {
     fn draw(kind: Kind, dir: &Dir, draws: &mut Draws) -> Self {
         let samples = 1 + draws.below(36);
         let data = match kind {
-            Kind::File => Data::file(
-                dir,
-                samples as usize,
-                [12, 512, 700][draws.below(3) as usize],
-            ),
+            Kind::File => {
+                let record = [12, 512, 700][draws.below(3) as usize];
+                Data::file(dir, samples as usize, record)
+            }
             Kind::Memory => Data::memory(samples as usize, 1 + draws.below(20) as usize),
             Kind::Chunks | Kind::ChunksInMemory => {
                 let most = [2, 9, 40][draws.below(3) as usize];
-                Data::chunks(
-                    dir,
-                    &uneven(draws, samples, most),
-                    draws.bool(0.5),
-                    kind == Kind::ChunksInMemory,
-                )
+                let rows = uneven(draws, samples, most);
+                let in_memory = kind == Kind::ChunksInMemory;
+                Data::chunks(dir, &rows, draws.bool(0.5), in_memory)
             }
         };
         let naive = naive(&data, draws);
@@ -107,24 +105,15 @@ impl Case {
     /// Expected batches of all ranks, by definition.
     fn right(&self) -> Vec<Global> {
         let cut = Cut::whole(self.global, self.last, self.world);
-        union(
-            &(0..self.world)
-                .map(|rank| {
-                    (0..self.epochs)
-                        .flat_map(|epoch| self.run.parts(&cut, epoch, rank))
-                        .collect()
-                })
-                .collect::<Vec<_>>(),
-            self.run.naive.in_turn(),
-        )
+        self.run.union(&cut, 0..self.epochs)
     }
 
     /// Place of the run after `batch` of an epoch: epoch, position, batch.
-    fn after(&self, batch: &Global) -> (u64, u64, u64) {
+    fn after(&self, batch: &Global) -> [u64; 3] {
         let count = Cut::whole(self.global, self.last, 1).count(self.positions());
         match batch.index + 1 {
-            next if next == count => (batch.epoch + 1, 0, 0),
-            next => (batch.epoch, next * self.global, next),
+            next if next == count => [batch.epoch + 1, 0, 0],
+            next => [batch.epoch, next * self.global, next],
         }
     }
 
@@ -199,39 +188,22 @@ fn naive(data: &Data, draws: &mut Draws) -> Naive {
             };
             Naive::Sampler { steps, shuffled }
         }
-        _ => Naive::Windowed {
-            seed,
-            window: 1 + draws.below(4) as usize,
-            lanes,
-        },
+        _ => Naive::windowed(seed, 1 + draws.below(4) as usize, lanes),
     }
-}
-
-/// A state after a round trip through a checkpoint.
-fn stored(state: &State) -> State {
-    let bytes = state.to_bytes();
-    assert!(bytes.len() < 1024, "{} bytes", bytes.len());
-    State::from_bytes(&bytes).unwrap()
 }
 
 /// Runs it uninterrupted, all ranks in step: gives the batches, and the states before each and
 /// after the last.
 fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
-    let loaders: Vec<Loader> = every_rank(case.world)
-        .map(|rank| build(case.builder(rank, draws).global_batch(case.global)))
-        .collect();
+    let loader = |rank| build(case.builder(rank, draws).global_batch(case.global));
+    let loaders: Vec<Loader> = every_rank(case.world).map(loader).collect();
     let states = || {
-        let states: Vec<State> = loaders
+        let states = loaders
             .iter()
-            .map(|loader| loader.state().unwrap())
-            .collect();
-        State::agree(&states).unwrap();
-        assert!(
-            states
-                .iter()
-                .all(|state| state.to_bytes() == states[0].to_bytes())
-        );
-        stored(&states[0])
+            .map(|loader| loader.state().unwrap().to_bytes());
+        let states: Vec<_> = states.collect();
+        assert!(states.iter().all(|state| *state == states[0]));
+        stored(&agreed(&loaders))
     };
     let mut between = vec![states()];
     let mut found = vec![Vec::new(); loaders.len()];
@@ -245,16 +217,10 @@ fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
         }
         between.push(states());
     }
-    assert!(
-        iterators
-            .iter_mut()
-            .all(|iterator| iterator.next().is_none())
-    );
+    assert!(iterators.iter_mut().all(|all| all.next().is_none()));
     let cut = Cut::whole(case.global, case.last, case.world);
     for (rank, found) in (0..).zip(&found) {
-        let right = (0..case.epochs)
-            .flat_map(|epoch| case.run.parts(&cut, epoch, rank))
-            .collect::<Vec<_>>();
+        let right = case.run.epochs(&cut, 0..case.epochs, rank);
         same(
             found,
             &right,
@@ -267,18 +233,11 @@ fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
 /// Resumes at every boundary; gives the number of resumes.
 fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut Draws) -> u64 {
     for (done, state) in states.iter().enumerate() {
-        let place = done
-            .checked_sub(1)
-            .map_or((0, 0, 0), |last| case.after(&all[last]));
-        assert_eq!(
-            (state.epoch(), state.position(), state.batch()),
-            place,
-            "after {done} batches"
-        );
-        assert_eq!(
-            (state.steps(), state.global_batch()),
-            (done as u64, case.global)
-        );
+        let before = done.checked_sub(1);
+        let right = before.map_or([0; 3], |last| case.after(&all[last]));
+        assert_eq!(place(state)[..3], right, "after {done} batches");
+        assert_eq!(state.steps(), done as u64);
+        assert_eq!(state.global_batch(), case.global);
         let world = case.any_world(draws);
         let left = (all.len() - done) as u64;
         let mut ranks = Vec::new();
@@ -287,16 +246,12 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
             assert_eq!(loader.next_epoch(), state.epoch());
             ranks.push(case.take(&loader, left, left, draws));
             // Without any batch, only some calls ask for epochs, which are then over.
-            assert!(
-                all.is_empty() || loader.state().unwrap() == states[all.len()],
-                "where all others end"
-            );
+            let at_the_end = || loader.state().unwrap() == states[all.len()];
+            assert!(all.is_empty() || at_the_end(), "where all others end");
         }
-        same(
-            &union(&ranks, case.run.naive.in_turn()),
-            &all[done..],
-            &format!("resumed after {done} batches by {world} ranks"),
-        );
+        let found = union(&ranks, case.run.naive.in_turn());
+        let what = format!("resumed after {done} batches by {world} ranks");
+        same(&found, &all[done..], &what);
     }
     states.len() as u64
 }
@@ -322,18 +277,13 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
             ranks.push(case.take(&loader, steps as u64, left as u64, draws));
             after.push(loader.state().unwrap());
         }
-        same(
-            &union(&ranks, case.run.naive.in_turn()),
-            &all[done..done + steps],
-            &format!("link {link} after {done} batches by {world} ranks"),
-        );
+        let found = union(&ranks, case.run.naive.in_turn());
+        let what = format!("link {link} after {done} batches by {world} ranks");
+        same(&found, &all[done..done + steps], &what);
         State::agree(&after).unwrap();
         done += steps;
         state = stored(&after[0]);
-        assert_eq!(
-            state, states[done],
-            "the state after {done} batches, {link} resumes"
-        );
+        assert_eq!(state, states[done], "link {link}, after {done} batches");
     }
     5
 }
@@ -354,33 +304,20 @@ fn resume_random_runs(kind: Kind) {
         let dir = Dir::new();
         let mut draws = Draws::new(number, 0, kind as u64, "resume");
         let case = Case::draw(kind, &dir, &mut draws);
-        let Case {
-            global,
-            last,
-            epochs,
-            world,
-            ..
-        } = case;
-        let Run {
-            map,
-            map_batch,
-            seed,
-            ..
-        } = case.run;
+        let run = &case.run;
+        let cut = Cut::whole(case.global, case.last, case.world);
+        let transforms = [run.map, run.map_batch];
         let what = format!(
-            "{kind:?} {number}: global batch {global}, {last:?}, {epochs} epochs, {world} ranks, {:?}, chunks at {:?}, \
-             map {map}, map_batch {map_batch}, seed {seed:?}",
-            case.run.naive, case.run.data.starts
+            "{kind:?} {number}: {cut:?}, {} epochs, {:?}, chunks at {:?}, map and map_batch {:?}, seed {:?}",
+            case.epochs, run.naive, run.data.starts, transforms, run.seed
         );
         let built = case.loaders.clone();
         let (more, count) = within_a_minute(&what, move || {
             let (all, states) = uninterrupted(&case, &mut draws);
             same(&all, &case.right(), "all ranks together");
             let everywhere = resume_everywhere(&case, &all, &states, &mut draws);
-            (
-                everywhere + resume_in_a_chain(&case, &all, &states, &mut draws),
-                all.len(),
-            )
+            let chain = resume_in_a_chain(&case, &all, &states, &mut draws);
+            (everywhere + chain, all.len())
         });
         resumes += more;
         batches += count;
@@ -419,16 +356,8 @@ fn shuffled_run() -> (Run, Cut) {
 }
 
 fn ranks(run: &Run, cut: Cut) -> Vec<Loader> {
-    let builder = |rank| {
-        run.builder()
-            .global_batch(cut.global)
-            .last_batch(cut.last)
-            .rank(rank)
-            .workers(2)
-    };
-    every_rank(cut.world)
-        .map(|rank| build(builder(rank)))
-        .collect()
+    let loader = |rank| build(cut.builder(run, rank).workers(2));
+    every_rank(cut.world).map(loader).collect()
 }
 
 #[test]
@@ -443,34 +372,14 @@ fn a_state_counts_received_batches_not_prefetched_ones() {
             run.mapped.load(Ordering::Relaxed) >= ahead
         });
         let state = loader.state().unwrap();
-        assert_eq!(
-            (
-                state.epoch(),
-                state.position(),
-                state.batch(),
-                state.steps()
-            ),
-            (0, received * 10, received, received)
-        );
+        assert_eq!(place(&state), [0, received * 10, received, received]);
         drop(epoch.next().unwrap().unwrap());
     }
     let state = loader.state().unwrap();
-    assert_eq!(
-        (
-            state.epoch(),
-            state.position(),
-            state.batch(),
-            state.steps()
-        ),
-        (1, 0, 0, 20)
-    );
-    assert_eq!(
-        (loader.next_epoch(), state.to_string()),
-        (
-            1,
-            "epoch 1, step 20 (batch 0 of the epoch, position 0)".into()
-        )
-    );
+    assert_eq!(place(&state), [1, 0, 0, 20]);
+    assert_eq!(loader.next_epoch(), 1);
+    let words = "epoch 1, step 20 (batch 0 of the epoch, position 0)";
+    assert_eq!(state.to_string(), words);
 }
 
 #[test]
@@ -491,10 +400,8 @@ fn a_state_taken_by_another_thread_lies_between_two_batches() {
             let state = loader.state().unwrap();
             assert!(state.steps() >= before);
             before = state.steps();
-            assert_eq!(
-                (state.epoch(), state.batch(), state.position()),
-                (before / 5, before % 5, before % 5 * 12)
-            );
+            let right = [before / 5, before % 5 * 12, before % 5, before];
+            assert_eq!(place(&state), right);
         }
     });
     assert_eq!(loader.state().unwrap().steps(), 200);
@@ -520,19 +427,9 @@ fn any_state_is_below_a_kibibyte() {
         .seed(u64::MAX);
     let loader = build(builder.batch_size(1000).last_batch(LastBatch::Keep));
     assert_eq!(loader.batches_per_epoch(), u64::MAX.div_ceil(1000));
-    drop(
-        loader
-            .epochs(u64::MAX - 1..)
-            .unwrap()
-            .next()
-            .unwrap()
-            .unwrap(),
-    );
+    drop(parts(loader.epochs(u64::MAX - 1..).unwrap().take(1)));
     let state = loader.state().unwrap();
-    assert_eq!(
-        (state.epoch(), state.position(), state.batch()),
-        (u64::MAX - 1, 1000, 1)
-    );
+    assert_eq!(place(&state), [u64::MAX - 1, 1000, 1, 1]);
     assert_eq!(stored(&state), state);
     let bytes = state.to_bytes().len();
     assert!((500..1024).contains(&bytes), "{bytes}");
@@ -560,73 +457,39 @@ fn a_resumed_loader_starts_with_the_interrupted_epoch() {
         for epochs in [0..1_u64, 3..4, 0..5, 1..9, u64::MAX - 1..u64::MAX] {
             let start = epochs.start;
             let error = loader.epochs(epochs).err().unwrap();
-            assert_eq!(error.kind(), ErrorKind::Config);
             let words = format!(
                 "the resumed state is in epoch 2, not {start}: continue with `loader.next_epoch()`"
             );
+            assert_eq!(error.kind(), ErrorKind::Config);
             assert_eq!(error.message(), words);
         }
         // A range without epochs changes nothing.
         assert!(parts(loader.epochs(7..7).unwrap()).is_empty());
-        assert_eq!(
-            (loader.next_epoch(), loader.state().unwrap()),
-            (2, state.clone())
-        );
+        assert_eq!(loader.next_epoch(), 2);
+        assert_eq!(loader.state().unwrap(), state);
     }
-    same(
-        &parts(loader.epoch(2).unwrap()),
-        &run.parts(&cut, 2, 0)[3..],
-        "what is left of epoch 2",
-    );
-    assert_eq!(
-        (loader.next_epoch(), loader.state().unwrap().steps()),
-        (3, 15)
-    );
+    let whole = run.parts(&cut, 2, 0);
+    gives(loader.epoch(2), &whole[3..], "what is left of epoch 2");
+    assert_eq!(place(&loader.state().unwrap()), [3, 0, 0, 15]);
+    assert_eq!(loader.next_epoch(), 3);
     // From here on every epoch is whole, including this one.
     for epoch in [2, 0, 3] {
         let again = loader.epoch(epoch).unwrap();
         assert_eq!(again.len(), 5);
-        same(
-            &parts(again),
-            &run.parts(&cut, epoch, 0),
-            "a second iterator of an epoch",
-        );
+        let what = "a second iterator of an epoch";
+        same(&parts(again), &run.parts(&cut, epoch, 0), what);
     }
     // The same holds for a second iterator of an epoch whose first iterator was dropped in the
     // middle.
     let loader = resumed(&run, &state);
-    same(
-        &parts(loader.epoch(2).unwrap().take(1)),
-        &run.parts(&cut, 2, 0)[3..4],
-        "one batch",
-    );
-    assert_eq!(
-        (
-            loader.state().unwrap().batch(),
-            loader.state().unwrap().steps()
-        ),
-        (4, 14)
-    );
-    same(
-        &parts(loader.epoch(2).unwrap()),
-        &run.parts(&cut, 2, 0),
-        "the whole epoch",
-    );
+    let one = loader.epoch(2).unwrap().take(1);
+    same(&parts(one), &whole[3..4], "one batch");
+    assert_eq!(place(&loader.state().unwrap()), [2, 40, 4, 14]);
+    gives(loader.epoch(2), &whole, "the whole epoch");
     // A state at the beginning of an epoch resumes with that epoch, too.
     let loader = resumed(&run, &state_after(&run, 10));
-    assert!(
-        loader
-            .epoch(1)
-            .err()
-            .unwrap()
-            .message()
-            .contains("is in epoch 2, not 1")
-    );
-    same(
-        &parts(loader.epoch(2).unwrap()),
-        &run.parts(&cut, 2, 0),
-        "epoch 2",
-    );
+    must_say(loader.epoch(1), "is in epoch 2, not 1");
+    gives(loader.epoch(2), &whole, "epoch 2");
 }
 
 #[test]
@@ -635,25 +498,12 @@ fn a_state_moved_to_another_epoch_starts_at_its_beginning() {
     let cut = Cut::whole(10, LastBatch::Keep, 1);
     for epoch in [0, 2, 7] {
         let state = stored(&state_after(&run, 13).at_epoch(epoch));
-        assert_eq!(
-            (
-                state.epoch(),
-                state.position(),
-                state.batch(),
-                state.steps()
-            ),
-            (epoch, 0, 0, 13)
-        );
+        assert_eq!(place(&state), [epoch, 0, 0, 13]);
         let loader = resumed(&run, &state);
-        same(
-            &parts(loader.epoch(epoch).unwrap()),
-            &run.parts(&cut, epoch, 0),
-            "the whole epoch",
-        );
-        assert_eq!(
-            (loader.next_epoch(), loader.state().unwrap().steps()),
-            (epoch + 1, 18)
-        );
+        let right = run.parts(&cut, epoch, 0);
+        gives(loader.epoch(epoch), &right, "the whole epoch");
+        assert_eq!(place(&loader.state().unwrap()), [epoch + 1, 0, 0, 18]);
+        assert_eq!(loader.next_epoch(), epoch + 1);
     }
 }
 
@@ -665,23 +515,15 @@ fn a_state_is_refused_while_an_iterator_is_alive() {
     let mut epoch = loader.epoch(0).unwrap();
     drop(epoch.next().unwrap().unwrap());
     let error = loader.resume(&state).unwrap_err();
-    assert_eq!(
-        (error.kind(), error.message()),
-        (
-            ErrorKind::EpochLive,
-            "another iterator of this loader is alive: drop it before a state is resumed"
-        )
-    );
+    let words = "another iterator of this loader is alive: drop it before you resume a state";
+    let kind = ErrorKind::EpochLive;
+    assert_eq!((error.kind(), error.message()), (kind, words));
     assert_eq!(loader.steps(1).err().unwrap().kind(), ErrorKind::EpochLive);
     // Nothing has moved.
-    let cut = Cut::whole(10, LastBatch::Keep, 1);
-    same(&parts(epoch), &run.parts(&cut, 0, 0)[1..], "the rest");
+    let right = run.parts(&Cut::whole(10, LastBatch::Keep, 1), 0, 0);
+    same(&parts(epoch), &right[1..], "the rest");
     loader.resume(&state).unwrap();
-    same(
-        &parts(loader.epoch(0).unwrap()),
-        &run.parts(&cut, 0, 0)[3..],
-        "resumed",
-    );
+    gives(loader.epoch(0), &right[3..], "resumed");
 }
 
 #[test]
@@ -691,14 +533,7 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
     let runs = [
         Run::new(&Data::memory(69, 8), Naive::Shuffled { seed: 4 }),
         Run::new(&Data::file(&dir, 69, 512), Naive::Shuffled { seed: 4 }),
-        Run::new(
-            &chunks,
-            Naive::Windowed {
-                seed: 4,
-                window: 2,
-                lanes: 3,
-            },
-        ),
+        Run::new(&chunks, Naive::windowed(4, 2, 3)),
     ];
     for run in runs {
         for fails_at in [0, 1, 7, 40, 67] {
@@ -708,21 +543,12 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                 for rank in every_rank(2) {
                     let bad = run.ids(1)[fails_at];
                     let failed = AtomicBool::new(false);
-                    let builder = run
-                        .builder()
-                        .global_batch(12)
-                        .last_batch(LastBatch::Pad)
-                        .rank(rank)
-                        .workers(2);
+                    let builder = cut.builder(&run, rank).workers(2);
                     let loader = build(builder.map(move |_, ctx| {
                         let now = (ctx.id(), ctx.epoch()) == (bad, 1)
                             && !failed.swap(true, Ordering::Relaxed);
                         assert!(!now || !panics, "once");
-                        if now {
-                            Err(Error::user("once"))
-                        } else {
-                            Ok(())
-                        }
+                        fail_if(now, "once")
                     }));
                     let mut received = Vec::new();
                     let mut errors = 0;
@@ -731,15 +557,14 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                         match batch {
                             Ok(batch) => received.push(part(&batch)),
                             Err(error) => {
-                                assert!(error.to_string().contains("once"), "{error}");
+                                assert_says(&error, "once");
                                 errors += 1;
                                 assert!(epochs.next().is_none());
                                 drop(epochs);
                                 let state = loader.state().unwrap();
-                                assert_eq!(
-                                    (state.steps(), state.epoch()),
-                                    (received.len() as u64, received.len() as u64 / 6)
-                                );
+                                let [epoch, .., steps] = place(&state);
+                                let got = received.len() as u64;
+                                assert_eq!((steps, epoch), (got, got / 6));
                                 loader.resume(&state).unwrap();
                                 epochs = loader.epochs(loader.next_epoch()..3).unwrap();
                             }
@@ -753,14 +578,9 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                     };
                     let hit = owner as u32 == rank.number() || fails_at < 3;
                     assert_eq!(errors, usize::from(hit), "{fails_at} {rank}");
-                    let right = (0..3)
-                        .flat_map(|epoch| run.parts(&cut, epoch, rank.number()))
-                        .collect::<Vec<_>>();
-                    same(
-                        &received,
-                        &right,
-                        &format!("{:?}, {fails_at}, {rank}", run.naive),
-                    );
+                    let right = run.epochs(&cut, 0..3, rank.number());
+                    let what = format!("{:?}, {fails_at}, {rank}", run.naive);
+                    same(&received, &right, &what);
                     found.push(received);
                 }
                 assert_eq!(union(&found, run.naive.in_turn()).len(), 18);
@@ -794,12 +614,8 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             // 32 batches per file, two per chunk, so that the failed chunk is the first one needed
             // again.
             let global = data.len() / 32;
-            let builder = run
-                .builder()
-                .global_batch(global)
-                .tuning(|t| t.slots(2))
-                .workers(1);
-            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
+            let builder = run.builder().global_batch(global).workers(1);
+            let loader = build_by(builder.tuning(|t| t.slots(2)), mode, direct);
             let mut epoch = loader.epoch(0).unwrap();
             let mut found = vec![part(&epoch.next().unwrap().unwrap())];
             file.set_len(cut).unwrap();
@@ -810,11 +626,8 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
                     Err(error) => break error,
                 }
             };
-            assert_eq!(
-                (error.kind(), error.site().path.as_deref()),
-                (ErrorKind::Truncated, Some(&*path)),
-                "{error}"
-            );
+            assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
+            assert_eq!(error.site().path.as_ref(), Some(&path), "{error}");
             drop(epoch);
             // The state belongs to the dataset at the start of the run, whatever has changed since.
             let meanwhile = loader.state().unwrap();
@@ -822,18 +635,13 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             file.set_modified(modified).unwrap();
             let state = loader.state().unwrap();
             assert_eq!(state, meanwhile);
-            assert_eq!(
-                (state.batch(), state.steps()),
-                (found.len() as u64, found.len() as u64)
-            );
+            let received = found.len() as u64;
+            assert_eq!((state.batch(), state.steps()), (received, received));
             loader.resume(&state).unwrap();
             found.extend(parts(loader.epoch(0).unwrap()));
             let right = run.parts(&Cut::whole(global, LastBatch::Keep, 1), 0, 0);
-            same(
-                &found,
-                &right,
-                &format!("{mode:?} {direct:?} {}", path.display()),
-            );
+            let what = format!("{mode:?} {direct:?} {}", path.display());
+            same(&found, &right, &what);
         }
     }
 }
@@ -846,58 +654,37 @@ fn steps_deliver_the_exact_number_of_batches() {
         let run = Run::new(&data, Naive::Shuffled { seed: 4 }).mapped();
         let cut = Cut::whole(12, LastBatch::Drop, 3);
         for rank in every_rank(3) {
-            let builder = run
-                .builder()
-                .global_batch(12)
-                .last_batch(LastBatch::Drop)
-                .rank(rank)
-                .tuning(|t| t.slots(6));
-            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
-            let right: Vec<Part> = (0..9)
-                .flat_map(|epoch| run.parts(&cut, epoch, rank.number()))
-                .collect();
+            let builder = cut.builder(&run, rank).tuning(|t| t.slots(6));
+            let loader = build_by(builder, mode, direct);
+            let right = run.epochs(&cut, 0..9, rank.number());
             let mut done = 0;
             run.mapped.store(0, Ordering::Relaxed);
             for steps in [1, 2, 0, 1, 5, 3, 9] {
                 let batches = loader.steps(steps as u64).unwrap();
                 assert_eq!(batches.len(), steps);
-                same(
-                    &parts(batches),
-                    &right[done..done + steps],
-                    &format!("{mode:?}, {steps} steps after {done}"),
-                );
+                let what = format!("{mode:?}, {steps} steps after {done}");
+                same(&parts(batches), &right[done..done + steps], &what);
                 done += steps;
                 a_moment();
                 let total = loader.report().total;
                 let samples = 4 * done as u64;
                 let reads = total.storage.counts.ops;
                 let lookups = total.storage.page_cache;
-                assert_eq!(
-                    (run.mapped.load(Ordering::Relaxed), total.consumer.samples),
-                    (samples, samples),
-                    "{mode:?}"
-                );
+                let mapped = run.mapped.load(Ordering::Relaxed);
+                assert_eq!([mapped, total.consumer.samples], [samples; 2], "{mode:?}");
                 assert!(reads <= samples, "{reads} reads for {samples}");
-                assert!(
-                    lookups.is_none_or(|found| found.hits + found.misses <= samples),
-                    "{lookups:?}"
-                );
+                let looked = lookups.map_or(0, |found| found.hits + found.misses);
+                assert!(looked <= samples, "{lookups:?}");
                 if direct == Direct::On && mode == Mode::Uring {
                     assert_eq!(reads + lookups.map_or(0, |found| found.hits), samples);
                 }
                 assert_eq!(loader.state().unwrap().steps(), done as u64);
             }
             // Batches not received do not count as steps.
-            same(
-                &parts(loader.steps(7).unwrap().take(2)),
-                &right[done..done + 2],
-                "two of seven",
-            );
-            same(
-                &parts(loader.steps(4).unwrap()),
-                &right[done + 2..done + 6],
-                "and four more",
-            );
+            let two = loader.steps(7).unwrap().take(2);
+            same(&parts(two), &right[done..done + 2], "two of seven");
+            let right = &right[done + 2..done + 6];
+            gives(loader.steps(4), right, "and four more");
             assert_eq!(loader.state().unwrap().steps(), done as u64 + 6);
             assert!(loader.steps(u64::MAX).unwrap().len() > 1 << 60);
         }
@@ -912,39 +699,18 @@ fn steps_open_no_chunk_of_later_batches() {
     // In windows of two chunks 20 samples need both.
     for (naive, opened) in [
         (Naive::Sequential { lanes: 1 }, [1, 1, 2, 3, 5, 30, 31]),
-        (
-            Naive::Windowed {
-                seed: 1,
-                window: 2,
-                lanes: 1,
-            },
-            [2, 2, 2, 4, 6, 30, 32],
-        ),
+        (Naive::windowed(1, 2, 1), [2, 2, 2, 4, 6, 30, 32]),
     ] {
         let run = Run::new(&data, naive);
-        let right: Vec<Part> = (0..2)
-            .flat_map(|epoch| run.parts(&Cut::whole(5, LastBatch::Keep, 1), epoch, 0))
-            .collect();
+        let right = run.epochs(&Cut::whole(5, LastBatch::Keep, 1), 0..2, 0);
         for (steps, opened) in [1, 2, 3, 5, 10, 60, 61].into_iter().zip(opened) {
             let before = toy.opened();
-            let loader = build(
-                run.builder()
-                    .batch_size(5)
-                    .workers(3)
-                    .tuning(|t| t.slots(8)),
-            );
-            same(
-                &parts(loader.steps(steps as u64).unwrap()),
-                &right[..steps],
-                "steps",
-            );
+            let builder = run.builder().batch_size(5).workers(3);
+            let loader = build(builder.tuning(|t| t.slots(8)));
+            gives(loader.steps(steps as u64), &right[..steps], "steps");
             a_moment();
-            assert_eq!(
-                toy.opened() - before,
-                opened,
-                "{steps} steps of {:?}",
-                run.naive
-            );
+            let what = format!("{steps} steps of {:?}", run.naive);
+            assert_eq!(toy.opened() - before, opened, "{what}");
             let chunks = loader.report().total.decode.chunks.unwrap();
             assert_eq!((chunks.opened, chunks.count), (opened, 30));
         }
@@ -953,58 +719,40 @@ fn steps_open_no_chunk_of_later_batches() {
 
 #[test]
 fn an_order_without_a_batch_is_refused_on_resume_too() {
-    for naive in [
-        Naive::Indices {
-            ids: vec![],
-            shuffled: None,
-        },
-        Naive::Shuffled { seed: 1 },
-    ] {
-        let run = Run::new(&Data::memory(5, 4), naive);
-        let error = run
-            .builder()
-            .batch_size(6)
-            .last_batch(LastBatch::Drop)
-            .build()
-            .err()
-            .unwrap();
+    let run = |naive| Run::new(&Data::memory(5, 4), naive);
+    let empty = Naive::Indices {
+        ids: vec![],
+        shuffled: None,
+    };
+    let few = run(Naive::Shuffled { seed: 1 });
+    let state = build(few.builder().batch_size(2)).state().unwrap();
+    let builders = [
+        run(empty).builder(),
+        few.builder(),
+        few.builder().resume_rebatched(state),
+    ];
+    for builder in builders {
+        let builder = builder.batch_size(6).last_batch(LastBatch::Drop);
+        let error = builder.build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
     }
-    let run = Run::new(&Data::memory(5, 4), Naive::Shuffled { seed: 1 });
-    let state = build(run.builder().batch_size(2)).state().unwrap();
-    let error = run
-        .builder()
-        .batch_size(6)
-        .last_batch(LastBatch::Drop)
-        .resume_rebatched(state)
-        .build()
-        .err()
-        .unwrap();
-    assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
 }
 
 /// Expected rows of all ranks from a state to the end of an epoch, in batches of another size: the
 /// rest of the interrupted epoch, then whole epochs.
 fn rebatched(case: &Case, state: &State, cut: Cut) -> Vec<Global> {
-    let of_rank = |rank| {
-        let first = Cut {
-            start: state.position(),
-            first: state.batch(),
-            ..cut
-        };
-        let rest = (state.epoch()..case.epochs).flat_map(|epoch| {
-            case.run.parts(
-                if epoch == state.epoch() { &first } else { &cut },
-                epoch,
-                rank,
-            )
-        });
-        rest.collect()
+    let first = Cut {
+        start: state.position(),
+        first: state.batch(),
+        ..cut
     };
-    union(
-        &(0..cut.world).map(of_rank).collect::<Vec<_>>(),
-        case.run.naive.in_turn(),
-    )
+    let epoch = state.epoch();
+    let mut right = Vec::new();
+    if epoch < case.epochs {
+        right.extend(case.run.union(&first, epoch..epoch + 1));
+        right.extend(case.run.union(&cut, epoch + 1..case.epochs));
+    }
+    right
 }
 
 #[test]
@@ -1036,13 +784,9 @@ fn a_run_resumes_in_batches_of_another_size() {
             let mut after = Vec::new();
             for rank in every_rank(world) {
                 let make = |draws: &mut Draws| {
-                    let builder = any_settings(case.run.builder().rank(rank), draws);
-                    builder
-                        .global_batch(global)
-                        .last_batch(last)
-                        .resume_rebatched(stored(state))
-                        .build()
-                        .unwrap()
+                    let cut = Cut::whole(global, last, world);
+                    let builder = any_settings(cut.builder(&case.run, rank), draws);
+                    build(builder.resume_rebatched(stored(state)))
                 };
                 let loader = make(&mut draws);
                 let mut found = Vec::new();
@@ -1055,12 +799,9 @@ fn a_run_resumes_in_batches_of_another_size() {
                 some.push(parts(loader.steps(steps).unwrap()));
                 after.push(loader.state().unwrap());
             }
-            same(&union(&ranks, case.run.naive.in_turn()), &right, &what);
-            same(
-                &union(&some, case.run.naive.in_turn()),
-                &right[..steps as usize],
-                &what,
-            );
+            let in_turn = case.run.naive.in_turn();
+            same(&union(&ranks, in_turn), &right, &what);
+            same(&union(&some, in_turn), &right[..steps as usize], &what);
             State::agree(&after).unwrap();
             assert_eq!(after[0].steps(), state.steps() + steps);
             let rebatched = Case {
@@ -1073,29 +814,14 @@ fn a_run_resumes_in_batches_of_another_size() {
             for loader in rebatched.resumed(&stored(&after[0]), world, &mut draws) {
                 ranks.push(parts(loader.steps(right.len() as u64 - steps).unwrap()));
             }
-            same(
-                &union(&ranks, case.run.naive.in_turn()),
-                &right[steps as usize..],
-                &format!("{what}, {steps} steps later"),
-            );
+            let what = format!("{what}, {steps} steps later");
+            same(&union(&ranks, in_turn), &right[steps as usize..], &what);
             // The same samples as in the unchanged run, except for padding and dropped samples.
             if last != LastBatch::Drop && state.epoch() < case.epochs {
-                let real: Vec<u64> = right
-                    .iter()
-                    .filter(|batch| batch.epoch == state.epoch())
-                    .flat_map(|batch| {
-                        batch
-                            .rows
-                            .iter()
-                            .filter(|row| row.status == 0)
-                            .map(|row| row.id)
-                    })
-                    .collect();
-                assert_eq!(
-                    real,
-                    case.run.ids(state.epoch())[state.position() as usize..],
-                    "{what}"
-                );
+                let batches = right.iter().filter(|batch| batch.epoch == state.epoch());
+                let real: Vec<u64> = batches.flat_map(|batch| real_ids(&batch.rows)).collect();
+                let right = &case.run.ids(state.epoch())[state.position() as usize..];
+                assert_eq!(real, right, "{what}");
             }
             resumes += 3;
         }
@@ -1114,36 +840,13 @@ fn a_dropped_rest_ends_an_epoch_resumed_in_larger_batches() {
     };
     let cut = Cut::whole(16, LastBatch::Drop, 1);
     let loader = make();
-    assert_eq!(
-        loader.next_epoch(),
-        1,
-        "10 samples are left of epoch 0: no batch of 16"
-    );
-    let state = loader.state().unwrap();
-    assert_eq!(
-        (
-            state.epoch(),
-            state.position(),
-            state.batch(),
-            state.steps()
-        ),
-        (1, 0, 0, 4)
-    );
-    same(
-        &parts(loader.epoch(loader.next_epoch()).unwrap()),
-        &run.parts(&cut, 1, 0),
-        "epoch 1",
-    );
-    same(
-        &parts(make().steps(2).unwrap()),
-        &run.parts(&cut, 1, 0)[..2],
-        "steps",
-    );
-    same(
-        &parts(make().epochs(1..3).unwrap()),
-        &[run.parts(&cut, 1, 0), run.parts(&cut, 2, 0)].concat(),
-        "epochs",
-    );
+    // 10 samples are left of epoch 0: no batch of 16.
+    assert_eq!(loader.next_epoch(), 1);
+    assert_eq!(place(&loader.state().unwrap()), [1, 0, 0, 4]);
+    let right = run.epochs(&cut, 1..3, 0);
+    gives(loader.epoch(1), &right[..3], "epoch 1");
+    gives(make().steps(2), &right[..2], "steps");
+    gives(make().epochs(1..3), &right, "epochs");
 }
 
 #[test]
@@ -1154,31 +857,20 @@ fn the_batch_size_is_that_of_the_state_when_none_is_set() {
         for rank in every_rank(world) {
             for rebatched in [false, true] {
                 let builder = run.builder().rank(rank);
-                let loader = build(if rebatched {
-                    builder.resume_rebatched(state.clone())
-                } else {
-                    builder.resume(state.clone())
+                let loader = build(match rebatched {
+                    true => builder.resume_rebatched(state.clone()),
+                    false => builder.resume(state.clone()),
                 });
                 assert_eq!(loader.global_batch(), 10);
-                let right =
-                    &run.parts(&Cut::whole(10, LastBatch::Keep, world), 0, rank.number())[2..];
-                same(&parts(loader.epoch(0).unwrap()), right, &rank.to_string());
+                let cut = Cut::whole(10, LastBatch::Keep, world);
+                let right = &run.parts(&cut, 0, rank.number())[2..];
+                gives(loader.epoch(0), right, &rank.to_string());
             }
         }
     }
-    let error = run
-        .builder()
-        .rank(Rank::new(0, 11).unwrap())
-        .resume(state)
-        .build()
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(
-        error
-            .message()
-            .contains("a global batch of 10 for 11 ranks"),
-        "{error}"
-    );
+    let builder = run.builder().rank(Rank::new(0, 11).unwrap());
+    let words = "a global batch of 10 for 11 ranks";
+    must_fail(builder.resume(state).build(), ErrorKind::Config, words);
 }
 
 /// Checks that `builder` refuses `state`, in `build` and afterwards.
@@ -1194,17 +886,15 @@ fn refused(
         loader.resume(state).unwrap_err(),
         builder().resume(state.clone()).build().unwrap_err(),
     ];
-    for error in errors {
+    for error in &errors {
         assert_eq!(error.kind(), kind, "{error}");
-        assert!(
-            error.message().contains(words),
-            "`{words}` is not in `{}`",
-            error.message()
-        );
+        let message = error.message();
+        assert!(message.contains(words), "`{words}` is not in `{message}`");
     }
     // Its place is unchanged.
     assert_eq!((loader.state().unwrap(), loader.next_epoch()), (mine, 0));
-    builder().resume(state.clone()).build().unwrap_err()
+    let [_, error] = errors;
+    error
 }
 
 #[test]
@@ -1228,106 +918,63 @@ fn a_resume_with_another_order_or_seed_is_refused() {
     };
     let order = |then, now| differ("order", then, now);
     let seed = |then, now| differ("seed of the order", then, now);
-    let others = |what: &str| format!("the state has other {what} than the loader");
+    let others = |what: &str| format!("the state and the loader have different {what}");
+    let positions = |then, now| differ("number of positions in an epoch", then, now);
+    let lanes = |then, now| differ("number of lanes", then, now);
+    let sequential = Order::sequential;
+    let shuffled = Order::shuffled;
+    let list = others("indices") + ": only a state between two epochs can resume with another list";
+    let mixed = indices(&[1, 2]).then_shuffled(0);
+    let drawn = sampler(3).then_shuffled(0);
     let table = [
-        (
-            Order::sequential(),
-            Order::shuffled(0),
-            order("sequential", "shuffled"),
-        ),
-        (
-            Order::shuffled(4),
-            windowed(2, 1),
-            order("shuffled", "windowed"),
-        ),
+        (sequential(), shuffled(0), order("sequential", "shuffled")),
+        (shuffled(4), windowed(2, 1), order("shuffled", "windowed")),
         (
             windowed(2, 1),
-            Order::sequential().with_seed(4),
+            sequential().with_seed(4),
             order("windowed", "sequential"),
         ),
         (
             indices(&[1, 2]),
-            indices(&[1, 2]).then_shuffled(0),
+            mixed,
             order("indices", "indices, shuffled"),
         ),
-        (
-            sampler(3).then_shuffled(0),
-            sampler(3),
-            order("sampler, shuffled", "sampler"),
-        ),
+        (drawn, sampler(3), order("sampler, shuffled", "sampler")),
         (sampler(3), indices(&[1; 30]), order("sampler", "indices")),
-        (Order::shuffled(4), Order::shuffled(5), seed("4", "5")),
+        (shuffled(4), shuffled(5), seed("4", "5")),
         (windowed(2, 2), windowed(2, 2).with_seed(9), seed("4", "9")),
-        (
-            Order::sequential(),
-            Order::sequential().with_seed(1),
-            seed("0", "1"),
-        ),
+        (sequential(), sequential().with_seed(1), seed("0", "1")),
         (windowed(2, 1), windowed(3, 1), differ("window", "2", "3")),
-        (
-            windowed(2, 4),
-            windowed(2, 8),
-            differ("number of lanes", "4", "8"),
-        ),
-        (
-            Order::sequential(),
-            Order::sequential().lanes(2),
-            differ("number of lanes", "1", "2"),
-        ),
+        (windowed(2, 4), windowed(2, 8), lanes("4", "8")),
+        (sequential(), sequential().lanes(2), lanes("1", "2")),
         (
             indices(&[1, 2, 4, 5]),
             indices(&[1, 2, 3]),
-            differ("number of positions in an epoch", "4", "3"),
+            positions("4", "3"),
         ),
-        (
-            indices(&[1, 2, 4, 5]),
-            indices(&[2, 1, 4, 5]),
-            others("indices") + ": only a state between two epochs can resume with another list",
-        ),
-        (
-            sampler(3),
-            longer,
-            differ("number of positions in an epoch", "30", "31"),
-        ),
-        (sampler(3), sampler(4), others("settings of the sampler")),
+        (indices(&[1, 2, 4, 5]), indices(&[2, 1, 4, 5]), list),
+        (sampler(3), longer, positions("30", "31")),
+        (sampler(3), sampler(4), others("sampler settings")),
     ];
     for (then, now, words) in table {
         let make = |order: &Order| data.builder().order(order.clone()).batch_size(2);
         let loader = build(make(&then));
         drop(loader.epoch(0).unwrap().next());
-        refused(
-            || make(&now),
-            &loader.state().unwrap(),
-            ErrorKind::State,
-            &words,
-        );
+        let state = loader.state().unwrap();
+        refused(|| make(&now), &state, ErrorKind::State, &words);
         // A resume with other batches refuses it, too.
         let error = make(&now)
-            .resume_rebatched(loader.state().unwrap())
+            .resume_rebatched(state.clone())
             .build()
             .unwrap_err();
         assert_eq!((error.kind(), error.message()), (ErrorKind::State, &*words));
-        build(make(&then).resume(loader.state().unwrap()));
+        build(make(&then).resume(state));
     }
-    let make = |seed| {
-        data.builder()
-            .order(Order::shuffled(4))
-            .seed(seed)
-            .batch_size(2)
-    };
-    let state = build(make(4)).state().unwrap();
-    refused(
-        || make(9),
-        &state,
-        ErrorKind::State,
-        "the seed of transforms is 4 in the state, 9 in the loader",
-    );
-    build(
-        data.builder()
-            .order(Order::shuffled(4))
-            .batch_size(2)
-            .resume(state),
-    );
+    let make = || data.builder().order(shuffled(4)).batch_size(2);
+    let state = build(make().seed(4)).state().unwrap();
+    let words = "the seed of transforms is 4 in the state, 9 in the loader";
+    refused(|| make().seed(9), &state, ErrorKind::State, words);
+    build(make().resume(state));
 }
 
 #[test]
@@ -1340,10 +987,7 @@ fn the_next_epoch_may_have_another_list_of_indices() {
     };
     let first = build(make(&[5, 5, 7, 1]));
     let begin = first.state().unwrap();
-    first
-        .epoch(0)
-        .unwrap()
-        .for_each(|batch| drop(batch.unwrap()));
+    drop(parts(first.epoch(0).unwrap()));
     // At the end, as an iterator leaves it, or as it is counted on.
     for (state, epoch, steps) in [
         (first.state().unwrap(), 1, 2),
@@ -1354,14 +998,8 @@ fn the_next_epoch_may_have_another_list_of_indices() {
         let at = next.state().unwrap();
         assert_eq!((at.epoch(), at.position(), at.steps()), (epoch, 0, steps));
         let fresh = build(make(&[9, 9, 9, 2, 3, 2]));
-        let ids = |loader: &Loader| {
-            loader
-                .epoch(epoch)
-                .unwrap()
-                .map(|batch| batch.unwrap().ids().to_vec())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(ids(&next), ids(&fresh));
+        let right = parts(fresh.epoch(epoch).unwrap());
+        gives(next.epoch(epoch), &right, "another list");
     }
 }
 
@@ -1373,42 +1011,27 @@ fn a_resume_with_another_global_batch_is_refused() {
         let rank = Rank::new(world - 1, world).unwrap();
         run.builder().batch_size(rows).rank(rank).last_batch(last)
     };
-    let words = "the global batch is 10 in the state, 40 in the loader: set `global_batch(10)`, or resume rebatched";
-    refused(
-        || make(40, 1, LastBatch::Keep),
-        &state,
-        ErrorKind::State,
-        words,
-    );
-    // The same rows on every rank are another global batch.
-    refused(
-        || make(10, 4, LastBatch::Keep),
-        &state,
-        ErrorKind::State,
-        words,
-    );
-    let words = "the last batch is keep in the state, drop in the loader: set `last_batch(LastBatch::Keep)`, or resume rebatched";
-    refused(
-        || make(10, 1, LastBatch::Drop),
-        &state,
-        ErrorKind::State,
-        words,
-    );
+    let batch = "the global batch is 10 in the state, 40 in the loader: set `global_batch(10)`, or resume rebatched";
+    let last = "the last batch is keep in the state, drop in the loader: set `last_batch(LastBatch::Keep)`, or resume rebatched";
+    for (rows, world, policy, words) in [
+        (40, 1, LastBatch::Keep, batch),
+        // The same rows on every rank are another global batch.
+        (10, 4, LastBatch::Keep, batch),
+        (10, 1, LastBatch::Drop, last),
+    ] {
+        refused(
+            || make(rows, world, policy),
+            &state,
+            ErrorKind::State,
+            words,
+        );
+    }
     build(make(10, 1, LastBatch::Drop).resume_rebatched(state.clone()));
     // Only what fills the last batch differs.
     for last in [LastBatch::Mask, LastBatch::Pad] {
-        let ids = |builder: LoaderBuilder| {
-            let loader = build(builder);
-            loader
-                .epoch(0)
-                .unwrap()
-                .map(|batch| batch.unwrap().ids().to_vec())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(
-            ids(make(10, 1, last).resume(state.clone())),
-            ids(make(10, 1, last))[2..]
-        );
+        let whole = parts(build(make(10, 1, last)).epoch(0).unwrap());
+        let loader = build(make(10, 1, last).resume(state.clone()));
+        gives(loader.epoch(0), &whole[2..], "what fills the last batch");
     }
     build(make(5, 2, LastBatch::Keep).resume(state.clone()));
     build(make(40, 1, LastBatch::Keep).resume_rebatched(state));
@@ -1416,11 +1039,7 @@ fn a_resume_with_another_global_batch_is_refused() {
 
 #[test]
 fn a_mix_with_another_past_or_another_length_is_refused() {
-    let records = |count: usize, seed| {
-        Records::builder(4)
-            .open_bytes(noise(count * 4, seed))
-            .unwrap()
-    };
+    let records = |count, seed| noise_records(count, 4, seed);
     let mix = |weights: [f64; 2], key| {
         let parts = [(records(30, 1), weights[0]), (records(20, 2), weights[1])];
         Mix::new(parts, key).unwrap().epoch_len(60).unwrap()
@@ -1433,115 +1052,68 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         drop(parts(loader.steps(2).unwrap()));
         loader.state().unwrap()
     };
-    same(
-        &parts(
-            build(make(&mix([7.0, 3.0], 5)).resume(state.clone()))
-                .epochs(0..2)
-                .unwrap(),
-        ),
-        &right[2..],
-        "the same mix",
-    );
-    let other = "the mix was another before position 20 of epoch 0, where the state was taken";
+    let same_mix = build(make(&mix([7.0, 3.0], 5)).resume(state.clone()));
+    gives(same_mix.epochs(0..2), &right[2..], "the same mix");
+    let refuse = |mix: &Mix, kind, words: &str| drop(refused(|| make(mix), &state, kind, words));
+    let kind = ErrorKind::State;
+    let other = "the mix before position 20 of epoch 0, where the state was taken, differs";
     for weights in [[0.3, 0.7], [1.0, 1.0], [0.71, 0.29]] {
-        refused(|| make(&mix(weights, 5)), &state, ErrorKind::State, other);
+        refuse(&mix(weights, 5), kind, other);
     }
-    refused(
-        || make(&mix([0.7, 0.3], 6)),
-        &state,
-        ErrorKind::State,
-        "the seed of the order is 5 in the state, 6 in the loader",
-    );
+    let words = "the seed of the order is 5 in the state, 6 in the loader";
+    refuse(&mix([0.7, 0.3], 6), kind, words);
     let longer = mix([0.7, 0.3], 5).epoch_len(70).unwrap();
-    refused(
-        || make(&longer),
-        &state,
-        ErrorKind::State,
-        "number of positions in an epoch is 60 in the state, 70 in the loader: set `Mix::epoch_len(60)`",
-    );
-    let scheduled = |segments: &[(u64, [f64; 2])], counts: [usize; 2]| {
+    let words = "number of positions in an epoch is 60 in the state, 70 in the loader: set `Mix::epoch_len(60)`";
+    refuse(&longer, kind, words);
+    let parts_of = |counts: &[usize]| -> Vec<Records> {
+        let counts = counts.iter().zip(1..);
+        counts.map(|(count, seed)| records(*count, seed)).collect()
+    };
+    let scheduled = |parts: Vec<Records>, segments: &[(u64, &[f64])]| {
         let segments = segments
             .iter()
             .map(|(start, weights)| (*start, weights.to_vec()));
-        let parts = [records(counts[0], 1), records(counts[1], 2)];
-        Mix::scheduled(parts, segments, 5)
-            .unwrap()
-            .epoch_len(60)
-            .unwrap()
+        let mix = Mix::scheduled(parts, segments, 5).unwrap();
+        mix.epoch_len(60).unwrap()
     };
-    let old = [0.7, 0.3];
-    let new = [0.1, 0.9];
-    build(make(&scheduled(&[(0, old), (20, new), (21, old)], [30, 20])).resume(state.clone()));
-    let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, 2 in the \
+    let two = |segments: &[(u64, &[f64])]| scheduled(parts_of(&[30, 20]), segments);
+    let old: &[f64] = &[0.7, 0.3];
+    let new: &[f64] = &[0.1, 0.9];
+    build(make(&two(&[(0, old), (20, new), (21, old)])).resume(state.clone()));
+    let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, but 2 in the \
                   loader's schedule";
-    refused(
-        || make(&scheduled(&[(0, old), (19, new)], [30, 20])),
-        &state,
-        ErrorKind::State,
-        before,
-    );
+    let early = two(&[(0, old), (19, new)]);
+    refuse(&early, kind, before);
     // A moved state has the past of the place where it was taken.
     let moved = state.clone().at_epoch(4);
-    build(make(&scheduled(&[(0, old), (20, new)], [30, 20])).resume(moved.clone()));
-    refused(
-        || make(&scheduled(&[(0, old), (19, new)], [30, 20])),
-        &moved,
-        ErrorKind::State,
-        before,
-    );
+    build(make(&two(&[(0, old), (20, new)])).resume(moved.clone()));
+    refused(|| make(&early), &moved, kind, before);
     // Another length of a source is another dataset, and datasets are appended, not put before.
     let kind = ErrorKind::FingerprintMismatch;
-    refused(
-        || make(&scheduled(&[(0, old), (20, new)], [30, 21])),
-        &state,
-        kind,
-        "51 samples, 50 when saved",
-    );
+    let larger = scheduled(parts_of(&[30, 21]), &[(0, old), (20, new)]);
+    refuse(&larger, kind, "51 samples, 50 when saved");
     let three = |order: [usize; 3]| {
         let parts = order.map(|source| records([30, 20, 9][source], source as u64 + 1));
-        let segments = [(0, old.to_vec()), (20, vec![0.2, 0.3, 0.5])];
-        Mix::scheduled(parts, segments, 5)
-            .unwrap()
-            .epoch_len(60)
-            .unwrap()
+        scheduled(parts.into(), &[(0, old), (20, &[0.2, 0.3, 0.5])])
     };
     build(make(&three([0, 1, 2])).resume(state.clone()));
-    refused(
-        || make(&three([0, 2, 1])),
-        &state,
-        kind,
-        "3 shards, 2 when saved; the first difference is shard 1",
-    );
-    refused(
-        || make(&three([1, 0, 2])),
-        &state,
-        kind,
-        "3 shards, 2 when saved; the first difference is shard 0",
-    );
-    let one = Mix::scheduled([records(30, 1)], [(0, vec![1.0])], 5)
-        .unwrap()
-        .epoch_len(60)
-        .unwrap();
-    let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
-    refused(|| make(&one), &state, kind, "1 shards, 2 when saved");
-    refused(|| make(&one), &state, kind, keep);
+    for (order, shard) in [([0, 2, 1], 1), ([1, 0, 2], 0)] {
+        let words = format!("3 shards, 2 when saved; the first difference is shard {shard}");
+        refuse(&three(order), kind, &words);
+    }
+    let one = scheduled(parts_of(&[30]), &[(0, &[1.0])]);
+    let keep = "a mix keeps its datasets in order: append new ones, and give weight 0 to a dataset that is to be dropped";
+    refuse(&one, kind, "1 shards, 2 when saved");
+    refuse(&one, kind, keep);
     // Other orders do not take more data.
     let plain = |counts: &[usize]| {
-        let parts = counts
-            .iter()
-            .zip(1..)
-            .map(|(count, seed)| records(*count, seed));
-        Loader::builder(Concat::new(parts).unwrap())
+        Loader::builder(Concat::new(parts_of(counts)).unwrap())
             .order(Order::indices([3, 1, 2]))
             .batch_size(1)
     };
     let state = build(plain(&[30, 20])).state().unwrap();
-    refused(
-        || plain(&[30, 20, 9]),
-        &state,
-        kind,
-        "3 shards, 2 when saved; the first 2 are the same",
-    );
+    let words = "3 shards, 2 when saved; the first 2 are the same";
+    refused(|| plain(&[30, 20, 9]), &state, kind, words);
 }
 
 /// A list of datasets that grows and a schedule whose future changes.
@@ -1568,20 +1140,17 @@ impl Changing {
     }
 
     fn mix(&self) -> Mix {
-        let parts: Vec<Records> = self
-            .lens
-            .iter()
-            .enumerate()
-            .map(|(source, len)| {
-                Records::builder(4)
-                    .open_bytes(noise(len * 4, source as u64 + 1))
-                    .unwrap()
-            })
+        let parts = (1..).zip(&self.lens);
+        let parts: Vec<Records> = parts
+            .map(|(seed, len)| noise_records(*len, 4, seed))
             .collect();
-        Mix::scheduled(parts, self.segments.clone(), self.key)
-            .unwrap()
-            .epoch_len(self.epoch_len)
-            .unwrap()
+        let mix = Mix::scheduled(parts, self.segments.clone(), self.key).unwrap();
+        mix.epoch_len(self.epoch_len).unwrap()
+    }
+
+    /// Position in the run.
+    fn position(&self, state: &State) -> u64 {
+        state.epoch() * self.epoch_len + state.position()
     }
 
     /// Other segments from position `at` of the run on, and perhaps more sources.
@@ -1613,9 +1182,7 @@ fn a_mix_changes_at_any_resume_and_over_any_world() {
         let mut state = None::<State>;
         let mut found = Vec::new();
         for world in worlds {
-            let at = state.as_ref().map_or(0, |state| {
-                state.epoch() * changing.epoch_len + state.position()
-            });
+            let at = state.as_ref().map_or(0, |state| changing.position(state));
             if at > 0 && draws.bool(0.8) {
                 changing.change(at, &mut draws);
             }
@@ -1632,51 +1199,39 @@ fn a_mix_changes_at_any_resume_and_over_any_world() {
                 .map(|loader| parts(loader.steps(steps).unwrap()))
                 .collect();
             found.extend(union(&ranks, false));
-            let states: Vec<State> = loaders
-                .iter()
-                .map(|loader| loader.state().unwrap())
-                .collect();
-            State::agree(&states).unwrap();
+            let now = agreed(&loaders);
             let sources = loaders[0].snapshot().consumer.sources;
-            let place = states[0].epoch() * changing.epoch_len + states[0].position();
-            assert_eq!(
-                sources.iter().map(|source| source.delivered).sum::<u64>(),
-                place
-            );
+            let delivered: u64 = sources.iter().map(|source| source.delivered).sum();
+            assert_eq!(delivered, changing.position(&now));
             resumes += usize::from(state.is_some());
-            state = Some(stored(&states[0]));
+            state = Some(stored(&now));
         }
         // The last schedule has the whole past: no id is missing, doubled or at another place.
         let mix = changing.mix();
-        let bytes: Vec<u8> = changing
-            .lens
-            .iter()
-            .enumerate()
-            .flat_map(|(source, len)| noise(len * 4, source as u64 + 1))
-            .collect();
-        let ids: Vec<u64> = found
-            .iter()
-            .flat_map(|batch| batch.rows.iter().map(|row| row.id))
-            .collect();
-        let id = |position: usize| {
-            mix.sampler().unwrap().id(
-                position as u64 / changing.epoch_len,
-                position as u64 % changing.epoch_len,
-            )
+        let lens = (1..).zip(&changing.lens);
+        let bytes: Vec<u8> = lens.flat_map(|(seed, len)| noise(len * 4, seed)).collect();
+        let rows = || found.iter().flat_map(|batch| &batch.rows);
+        let ids: Vec<u64> = rows().map(|row| row.id).collect();
+        let id = |position: u64| {
+            let epoch = position / changing.epoch_len;
+            mix.sampler()
+                .unwrap()
+                .id(epoch, position % changing.epoch_len)
         };
-        assert_eq!(ids, (0..ids.len()).map(id).collect::<Vec<_>>(), "{mix:?}");
-        let rows = found.iter().flat_map(|batch| &batch.rows);
-        rows.for_each(|row| assert_eq!(row.bytes, bytes[row.id as usize * 4..][..4]));
+        assert_eq!(
+            ids,
+            (0..ids.len() as u64).map(id).collect::<Vec<_>>(),
+            "{mix:?}"
+        );
+        rows().for_each(|row| assert_eq!(row.bytes, bytes[row.id as usize * 4..][..4]));
         // Every sample of a source once in each of its passes.
         let mut times = vec![0_u64; bytes.len() / 4];
         ids.iter().for_each(|id| times[*id as usize] += 1);
         for source in 0..changing.lens.len() {
             let ids = mix.concat().ids_of(source);
             let times = &times[ids.start as usize..ids.end as usize];
-            assert!(
-                times.iter().max().unwrap() - times.iter().min().unwrap() <= 1,
-                "{times:?}"
-            );
+            let spread = times.iter().max().unwrap() - times.iter().min().unwrap();
+            assert!(spread <= 1, "{times:?}");
         }
     }
     println!("{resumes} resumes");
@@ -1685,149 +1240,97 @@ fn a_mix_changes_at_any_resume_and_over_any_world() {
 #[test]
 fn ranks_with_other_schedules_do_not_agree() {
     let state = |later: f64| {
-        let parts = [1, 2].map(|seed| Records::builder(4).open_bytes(noise(80, seed)).unwrap());
-        let mix =
-            Mix::scheduled(parts, [(0, vec![1.0, 1.0]), (1000, vec![1.0, later])], 5).unwrap();
-        build(Loader::builder(mix.clone()).batch_size(10))
-            .state()
-            .unwrap()
+        let parts = [1, 2].map(|seed| noise_records(20, 4, seed));
+        let segments = [(0, vec![1.0, 1.0]), (1000, vec![1.0, later])];
+        let mix = Mix::scheduled(parts, segments, 5).unwrap();
+        build(Loader::builder(mix).batch_size(10)).state().unwrap()
     };
     State::agree(&[state(2.0), state(2.0)]).unwrap();
-    let error = State::agree(&[state(2.0), state(2.0), state(3.0)]).unwrap_err();
-    assert!(
-        error
-            .message()
-            .contains("rank 2 has another schedule of the mix, in segments that begin later"),
-        "{error}"
-    );
+    let agreed = State::agree(&[state(2.0), state(2.0), state(3.0)]);
+    let words = "rank 2 has a different schedule of the mix, in segments that begin later";
+    must_say(agreed, words);
 }
 
 #[test]
 fn a_changed_dataset_is_refused_and_the_change_is_named() {
     let dir = Dir::new();
     let write = |folder: &str, files: &[Vec<u8>]| {
-        let paths = files
-            .iter()
-            .enumerate()
-            .map(|(index, bytes)| dir.write(&format!("{folder}/{index}.bin"), bytes));
-        paths.collect::<Vec<_>>()
+        let named = files.iter().enumerate().map(|(index, bytes)| {
+            let name = format!("{folder}/{index}.bin");
+            dir.write(&name, bytes)
+        });
+        named.collect::<Vec<_>>()
     };
     let files: Vec<Vec<u8>> = (0..4).map(|seed| noise(120, seed + 1)).collect();
-    let open = |paths: &[std::path::PathBuf]| Records::builder(12).open_files(paths).unwrap();
+    let open = |paths: &[PathBuf]| Records::builder(12).open_files(paths).unwrap();
     let make = |dataset: Arc<dyn Dataset>| {
-        Loader::builder(dataset)
-            .order(Order::shuffled(4))
-            .batch_size(3)
+        let builder = Loader::builder(dataset).order(Order::shuffled(4));
+        builder.batch_size(3)
     };
     let paths = write("then", &files);
     let loader = build(make(Arc::new(open(&paths))));
     let all = parts(loader.epoch(0).unwrap());
-    loader
-        .resume(&build(make(Arc::new(open(&paths)))).state().unwrap())
-        .unwrap();
+    let start = build(make(Arc::new(open(&paths)))).state().unwrap();
+    loader.resume(&start).unwrap();
     assert_eq!(parts(loader.steps(5).unwrap()).len(), 5);
     let state = loader.state().unwrap();
 
     // In another folder they are the same.
     let moved = open(&write("moved", &files));
-    same(
-        &parts(
-            build(make(Arc::new(moved)).resume(state.clone()))
-                .epoch(0)
-                .unwrap(),
-        ),
-        &all[5..],
-        "moved",
-    );
+    let again = build(make(Arc::new(moved)).resume(state.clone()));
+    gives(again.epoch(0), &all[5..], "moved");
 
+    let kind = ErrorKind::FingerprintMismatch;
+    let open_now = |paths: &[PathBuf]| make(Arc::new(open(paths)));
+    let refuse = |paths: &[PathBuf], words: &str| refused(|| open_now(paths), &state, kind, words);
     let mut flipped = files.clone();
     flipped[2][50] ^= 1;
     let now = write("flipped", &flipped);
-    let kind = ErrorKind::FingerprintMismatch;
-    let error = refused(
-        || make(Arc::new(open(&now))),
-        &state,
-        kind,
-        "shard 2 of 4 (counted from 0)",
-    );
-    assert_eq!(error.site().path.as_deref(), Some(&*now[2]));
+    let error = refuse(&now, "shard 2 of 4 (counted from 0)");
+    assert_eq!(error.site().path.as_ref(), Some(&now[2]));
     // The same holds if the batches may differ.
-    let error = make(Arc::new(open(&now)))
-        .resume_rebatched(state.clone())
-        .build()
-        .unwrap_err();
-    assert_eq!(
-        (error.kind(), error.site().path.as_deref()),
-        (kind, Some(&*now[2]))
-    );
+    let builder = make(Arc::new(open(&now))).resume_rebatched(state.clone());
+    let error = builder.build().unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    assert_eq!(error.site().path.as_ref(), Some(&now[2]));
 
     let mut longer = files.clone();
     longer[1].extend(noise(12, 9));
     let now = write("longer", &longer);
-    let error = refused(
-        || make(Arc::new(open(&now))),
-        &state,
-        kind,
-        "41 samples, 40 when saved",
-    );
-    assert_eq!(error.site().path.as_deref(), Some(&*now[1]));
+    let error = refuse(&now, "41 samples, 40 when saved");
+    assert_eq!(error.site().path.as_ref(), Some(&now[1]));
 
-    let now = write("more", &[files.clone(), vec![noise(24, 8)]].concat());
-    refused(
-        || make(Arc::new(open(&now))),
-        &state,
-        kind,
-        "5 shards, 4 when saved; the first 4 are the same",
-    );
-    refused(
-        || make(Arc::new(open(&paths[..3]))),
-        &state,
-        kind,
-        "3 shards, 4 when saved; the first 3 are the same",
-    );
+    let more = write("more", &[files.clone(), vec![noise(24, 8)]].concat());
     let turned: Vec<_> = paths.iter().rev().cloned().collect();
-    refused(
-        || make(Arc::new(open(&turned))),
-        &state,
-        kind,
-        "shard 0 of 4 (counted from 0) and others have",
-    );
-    let part = || {
-        open(&paths)
-            .subset((0..40).rev().collect::<Vec<_>>())
-            .unwrap()
+    let more_shards = "5 shards, 4 when saved; the first 4 are the same";
+    let fewer_shards = "3 shards, 4 when saved; the first 3 are the same";
+    let other_order = "shard 0 of 4 (counted from 0) and others have";
+    for (paths, words) in [
+        (&more[..], more_shards),
+        (&paths[..3], fewer_shards),
+        (&turned[..], other_order),
+    ] {
+        refuse(paths, words);
+    }
+    let refuse = |dataset: Arc<dyn Dataset>, words: &str| {
+        refused(|| make(dataset.clone()), &state, kind, words);
     };
-    refused(
-        || make(Arc::new(part())),
-        &state,
-        kind,
-        "the ids mean other samples of the same files",
-    );
-    let both = || Concat::new([open(&paths[..1]), open(&paths[1..])]).unwrap();
-    refused(|| make(Arc::new(both())), &state, kind, "");
-    let wider = || {
-        Records::builder(12)
-            .field("other", feedline::tensor::DType::U8, [12])
-            .open_files(&paths)
-            .unwrap()
-    };
-    refused(
-        || make(Arc::new(wider())),
-        &state,
-        kind,
-        "other fields than when saved; now they are other u8 [12]",
-    );
+    let backwards: Vec<u64> = (0..40).rev().collect();
+    let part = open(&paths).subset(backwards).unwrap();
+    let words = "the ids mean other samples of the same files";
+    refuse(Arc::new(part), words);
+    let both = Concat::new([open(&paths[..1]), open(&paths[1..])]).unwrap();
+    refuse(Arc::new(both), "");
+    let wider = Records::builder(12).field("other", DType::U8, [12]);
+    let words = "other fields than when saved; now they are other u8 [12]";
+    refuse(Arc::new(wider.open_files(&paths).unwrap()), words);
 
     // Chunks that are cut in another way.
     let chunks = Dir::new();
-    let of = |rows: &[u64]| Data::chunks(&chunks, rows, false, false);
-    let state = build(of(&[5, 5, 6]).builder()).state().unwrap();
-    refused(
-        || of(&[5, 6, 5]).builder(),
-        &state,
-        kind,
-        "the samples are cut into other chunks",
-    );
+    let of = |rows: &[u64]| Data::chunks(&chunks, rows, false, false).builder();
+    let state = build(of(&[5, 5, 6])).state().unwrap();
+    let words = "the samples are cut into other chunks";
+    refused(|| of(&[5, 6, 5]), &state, kind, words);
 }
 
 #[test]
@@ -1838,14 +1341,7 @@ fn an_unused_iterator_keeps_the_resumed_place() {
     assert_eq!(loader.epoch(1).unwrap().len(), 3);
     assert_eq!(loader.steps(0).unwrap().len(), 0);
     drop(loader.steps(5).unwrap());
-    assert!(
-        loader
-            .epoch(0)
-            .err()
-            .unwrap()
-            .message()
-            .contains("is in epoch 1, not 0")
-    );
+    must_say(loader.epoch(0), "is in epoch 1, not 0");
     assert_eq!(loader.next_epoch(), 1);
-    same(&parts(loader.epoch(1).unwrap()), rest, "the rest");
+    gives(loader.epoch(1), rest, "the rest");
 }

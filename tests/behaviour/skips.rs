@@ -4,26 +4,12 @@
 use crate::common::runs::*;
 use crate::common::sweep;
 use crate::common::*;
-use feedline::dataset::{Dataset, Mix, Records};
+use feedline::dataset::{Dataset, Mix};
 use feedline::order::Draws;
-use feedline::{ErrorKind, LastBatch, Loader, State};
+use feedline::{ErrorKind, LastBatch, Loader, LoaderBuilder, State};
 use std::ops::Range;
 
 const EPOCHS: u64 = 3;
-
-/// The batches of all ranks together, by definition.
-fn all(run: &Run, cut: &Cut) -> Vec<Global> {
-    union(
-        &(0..cut.world)
-            .map(|rank| {
-                (0..EPOCHS)
-                    .flat_map(|epoch| run.parts(cut, epoch, rank))
-                    .collect()
-            })
-            .collect::<Vec<_>>(),
-        run.naive.in_turn(),
-    )
-}
 
 /// Up to four ranges, not overlapping, some of them side by side or up to the end of an epoch.
 fn any_skips(count: u64, draws: &mut Draws) -> Vec<(u64, Range<u64>)> {
@@ -42,24 +28,6 @@ fn any_skips(count: u64, draws: &mut Draws) -> Vec<(u64, Range<u64>)> {
     skips
 }
 
-fn loaders(run: &Run, cut: &Cut, world: u32, draws: &mut Draws) -> Vec<Loader> {
-    let builder = |rank| {
-        run.builder()
-            .global_batch(cut.global)
-            .last_batch(cut.last)
-            .rank(rank)
-    };
-    every_rank(world)
-        .map(|rank| build(any_settings(builder(rank), draws)))
-        .collect()
-}
-
-fn stored(state: &State) -> State {
-    let bytes = state.to_bytes();
-    assert!(bytes.len() < 1024, "{} bytes", bytes.len());
-    State::from_bytes(&bytes).unwrap()
-}
-
 /// One random run: delivered in whole with the states between, then resumed and advanced from
 /// random ones of these.
 fn check(data: &Data, number: u64, what: &str) {
@@ -68,22 +36,15 @@ fn check(data: &Data, number: u64, what: &str) {
     let naive = match draws.below(if data.toy.is_some() { 4 } else { 2 }) {
         0 => Naive::Shuffled { seed: number },
         1 => Naive::Sequential { lanes },
-        _ => Naive::Windowed {
-            seed: number,
-            window: 1 + draws.below(3) as usize,
-            lanes,
-        },
+        _ => Naive::windowed(number, 1 + draws.below(3) as usize, lanes),
     };
     let run = Run {
         map: draws.bool(0.5),
         ..Run::new(data, naive)
     };
     let global = 3 + draws.below(5);
-    let cut = Cut::whole(
-        global,
-        ALL_LAST[draws.below(4) as usize],
-        1 + draws.below(3) as u32,
-    );
+    let last = ALL_LAST[draws.below(4) as usize];
+    let cut = Cut::whole(global, last, 1 + draws.below(3) as u32);
     let count = cut.count(data.len());
     let skips = any_skips(count, &mut draws);
     let left_out = |batch: &Global| {
@@ -91,7 +52,7 @@ fn check(data: &Data, number: u64, what: &str) {
             .iter()
             .any(|(epoch, range)| batch.epoch == *epoch && range.contains(&batch.index))
     };
-    let all = all(&run, &cut);
+    let all = run.union(&cut, 0..EPOCHS);
     let right: Vec<Global> = all
         .iter()
         .filter(|batch| !left_out(batch))
@@ -102,7 +63,7 @@ fn check(data: &Data, number: u64, what: &str) {
         run.naive
     );
 
-    let ranks = loaders(&run, &cut, cut.world, &mut draws);
+    let ranks = cut.loaders(&run, &mut draws);
     for loader in &ranks {
         skips
             .iter()
@@ -116,13 +77,9 @@ fn check(data: &Data, number: u64, what: &str) {
     let mut found = vec![Vec::new(); ranks.len()];
     let mut states = Vec::new();
     for done in 0..=right.len() {
-        assert!(
-            epochs.iter().all(|epoch| epoch.len() == right.len() - done),
-            "{what}"
-        );
-        let now: Vec<State> = ranks.iter().map(|loader| loader.state().unwrap()).collect();
-        State::agree(&now).unwrap();
-        states.push(stored(&now[0]));
+        let left = right.len() - done;
+        assert!(epochs.iter().all(|epoch| epoch.len() == left), "{what}");
+        states.push(stored(&agreed(&ranks)));
         if done == right.len() {
             break;
         }
@@ -132,11 +89,7 @@ fn check(data: &Data, number: u64, what: &str) {
             .collect();
         for ((found, epoch), next) in found.iter_mut().zip(&mut epochs).zip(next) {
             let part = part(&epoch.next().unwrap().unwrap());
-            assert_eq!(
-                part.rows.iter().map(|row| row.id).collect::<Vec<_>>(),
-                next,
-                "{what}"
-            );
+            assert!(part.rows.iter().map(|row| row.id).eq(next), "{what}");
             found.push(part);
         }
     }
@@ -145,11 +98,9 @@ fn check(data: &Data, number: u64, what: &str) {
     for loader in &ranks {
         let consumer = loader.report().total.consumer;
         let left = EPOCHS * count - consumer.batches - consumer.skipped_batches;
-        assert_eq!(
-            (consumer.batches, left),
-            (right.len() as u64, 0),
-            "{what}: planned = delivered + skipped + outstanding"
-        );
+        let counts = (consumer.batches, left);
+        let words = "planned = delivered + skipped + outstanding";
+        assert_eq!(counts, (right.len() as u64, 0), "{what}: {words}");
     }
     drop((epochs, ranks));
 
@@ -170,7 +121,8 @@ fn check(data: &Data, number: u64, what: &str) {
             .cloned()
             .collect();
         let mut ranks = Vec::new();
-        for loader in loaders(&run, &cut, world, &mut draws) {
+        let cut = Cut { world, ..cut };
+        for loader in cut.loaders(&run, &mut draws) {
             loader.resume(&state).unwrap();
             let next = loader.next_epoch();
             let more = match draws.below(2) {
@@ -179,11 +131,8 @@ fn check(data: &Data, number: u64, what: &str) {
             };
             ranks.push(more);
         }
-        same(
-            &union(&ranks, run.naive.in_turn()),
-            &rest,
-            &format!("{what}, from {state} by {world} ranks"),
-        );
+        let what = format!("{what}, from {state} by {world} ranks");
+        same(&union(&ranks, run.naive.in_turn()), &rest, &what);
     }
 }
 
@@ -225,47 +174,32 @@ fn a_range_that_cannot_be_skipped_is_refused() {
     let (_, loader) = run();
     loader.skip(0, 4..6).unwrap();
     drop(parts(loader.steps(3).unwrap()));
+    let behind = "the run is at batch 3 of epoch 0; resume an earlier state";
     for (epoch, start, end, words) in [
         (0, 7, 7, "the range is empty or reversed"),
         (0, 8, 7, "the range is empty or reversed"),
         (0, 9, 11, "the epoch ends at 10"),
         (3, 0, u64::MAX, "the epoch ends at 10"),
-        (
-            0,
-            2,
-            5,
-            "the run is at batch 3 of epoch 0; resume an earlier state",
-        ),
-        (0, 5, 8, "batches 4..6 of epoch 0 are left out already"),
-        (0, 4, 6, "batches 4..6 of epoch 0 are left out already"),
+        (0, 2, 5, behind),
+        (0, 5, 8, "batches 4..6 of epoch 0 are already skipped"),
+        (0, 4, 6, "batches 4..6 of epoch 0 are already skipped"),
         (u64::MAX, 0, 1, "this epoch cannot be used"),
     ] {
         let error = loader.skip(epoch, start..end).unwrap_err();
         let words = format!("batches {start}..{end} of epoch {epoch}: {words}");
-        assert_eq!(
-            (error.kind(), error.message()),
-            (ErrorKind::Config, words.as_str())
-        );
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert_eq!(error.message(), words);
     }
     let live = loader.epoch(0).unwrap();
-    assert_eq!(
-        loader.skip(0, 7..8).unwrap_err().kind(),
-        ErrorKind::EpochLive
-    );
+    let error = loader.skip(0, 7..8).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::EpochLive);
     drop(live);
     // A state has room for some ranges, however many there are.
-    let full = (0..1000).find_map(|number| {
-        loader
-            .skip(1 + number, 3..7)
-            .err()
-            .map(|error| (number, error))
-    });
-    let (number, error) = full.unwrap();
+    let refused = |number: u64| Some((number, loader.skip(1 + number, 3..7).err()?));
+    let (number, error) = (0..1000).find_map(refused).unwrap();
+    let words = "more than 940; skip fewer ranges at once";
     assert!(
-        number > 10
-            && error
-                .message()
-                .ends_with("more than 940; skip fewer ranges at once"),
+        number > 10 && error.message().ends_with(words),
         "{number}: {error}"
     );
     let bytes = loader.state().unwrap().to_bytes().len();
@@ -285,22 +219,14 @@ fn a_rank_that_skips_nothing_is_named() {
         loaders
             .iter()
             .for_each(|loader| drop(parts(loader.steps(steps).unwrap())));
-        State::agree(
-            &loaders
-                .iter()
-                .map(|loader| loader.state().unwrap())
-                .collect::<Vec<_>>(),
-        )
-        .unwrap_err()
+        let states = loaders.iter().map(|loader| loader.state().unwrap());
+        State::agree(&states.collect::<Vec<_>>()).unwrap_err()
     };
-    assert_eq!(
-        states(2).message(),
-        "rank 2 has other batches to skip (none, the others batches 4..6 of epoch 0)"
-    );
-    assert_eq!(
-        states(3).message(),
-        "rank 2 is at position 50, the others at 70"
-    );
+    let words =
+        "rank 2 has different batches to skip (none; the others have batches 4..6 of epoch 0)";
+    assert_eq!(states(2).message(), words);
+    let words = "rank 2 is at position 50, the others at 70";
+    assert_eq!(states(3).message(), words);
 }
 
 #[test]
@@ -312,8 +238,7 @@ fn a_state_with_batches_to_skip_keeps_its_batches() {
     drop(parts(loader.steps(3).unwrap()));
     let rebatched = |state: &State| build(run.builder().batch_size(5)).resume_rebatched(state);
     let error = rebatched(&before).unwrap_err();
-    let words = "the state leaves out batches 4..6 of epoch 0, which are not batches of this loader: resume it with \
-                 `global_batch(10)` until it is past them";
+    let words = "the state skips batches 4..6 of epoch 0, which are not batches of this loader: resume with `global_batch(10)` until the run is past them";
     assert_eq!((error.kind(), error.message()), (ErrorKind::State, words));
     rebatched(&loader.state().unwrap()).unwrap();
     rebatched(&before.clone().at_epoch(1)).unwrap();
@@ -323,29 +248,20 @@ fn a_state_with_batches_to_skip_keeps_its_batches() {
 #[test]
 fn a_mix_goes_on_behind_skipped_batches() {
     let mix = |later: (u64, [f64; 2])| {
-        let parts = [40, 30].map(|len| {
-            Records::builder(4)
-                .open_bytes(noise(4 * len, len as u64))
-                .unwrap()
-        });
+        let parts = [40, 30].map(|len| noise_records(len, 4, len as u64));
         let segments = [(0, [1.0, 1.0]), later].map(|(start, weights)| (start, weights.to_vec()));
-        Mix::scheduled(parts, segments, 3)
-            .unwrap()
-            .epoch_len(100)
-            .unwrap()
+        let mix = Mix::scheduled(parts, segments, 3).unwrap();
+        mix.epoch_len(100).unwrap()
     };
     let loaders = |mix: &Mix, world, state: Option<&State>| -> Vec<Loader> {
         let builder = |rank| Loader::builder(mix.clone()).global_batch(10).rank(rank);
-        every_rank(world)
-            .map(|rank| {
-                build(
-                    state
-                        .cloned()
-                        .into_iter()
-                        .fold(builder(rank), |b, s| b.resume(s)),
-                )
-            })
-            .collect()
+        let resumed = |rank| {
+            state
+                .cloned()
+                .into_iter()
+                .fold(builder(rank), LoaderBuilder::resume)
+        };
+        every_rank(world).map(|rank| build(resumed(rank))).collect()
     };
     let ids = |loaders: &[Loader], steps| -> Vec<u64> {
         let ranks: Vec<_> = loaders
@@ -375,27 +291,18 @@ fn a_mix_goes_on_behind_skipped_batches() {
     // Positions that are skipped draw, too: a segment begins where it is said, and no sample comes
     // again in its pass.
     let sources = before[0].snapshot().consumer.sources;
+    let ids_of = |positions: Range<u64>| right(&first, [positions, 0..0]);
     let drawn = |source| {
-        (0..100)
-            .filter(|place| {
-                first
-                    .concat()
-                    .ids_of(source)
-                    .contains(&first.sampler().unwrap().id(0, *place))
-            })
-            .count()
+        let own = first.concat().ids_of(source);
+        ids_of(0..100).iter().filter(|id| own.contains(id)).count()
     };
     for (index, source) in sources.iter().enumerate() {
-        assert_eq!(
-            (source.delivered, source.samples),
-            (drawn(index) as u64, [40, 30][index])
-        );
+        assert_eq!(source.delivered, drawn(index) as u64);
+        assert_eq!(source.samples, [40, 30][index]);
         assert_eq!(source.passes, drawn(index) as f64 / source.samples as f64);
         // 45 positions of 1 to 3, then 55 of another mix.
-        assert!(
-            (source.asked - drawn(index) as f64).abs() < 2.0,
-            "{source:?}"
-        );
+        let asked = source.asked - drawn(index) as f64;
+        assert!(asked.abs() < 2.0, "{source:?}");
     }
     // The change may lie among the skipped ones.
     let other = mix((50, [3.0, 1.0]));
@@ -411,27 +318,12 @@ fn a_report_counts_skipped_batches() {
     loader.skip(1, 0..10).unwrap();
     assert_eq!(loader.epoch(0).unwrap().len(), 7);
     assert_eq!(parts(loader.epoch(0).unwrap()).len(), 7);
-    assert_eq!(
-        (loader.next_epoch(), loader.epoch(1).unwrap().len()),
-        (2, 0)
-    );
-    assert!(
-        loader.report().to_string().contains("\nskipped   "),
-        "{}",
-        loader.report()
-    );
-    let last = build(
-        Data::memory(20, 8)
-            .builder()
-            .batch_size(10)
-            .last_batch(LastBatch::Drop),
-    );
+    assert_eq!(loader.next_epoch(), 2);
+    assert_eq!(loader.epoch(1).unwrap().len(), 0);
+    assert_says(loader.report(), "\nskipped   ");
+    let builder = Data::memory(20, 8).builder().batch_size(10);
+    let last = build(builder.last_batch(LastBatch::Drop));
     last.skip(0, 1..2).unwrap();
-    assert_eq!(
-        parts(last.epochs(0..2).unwrap())
-            .iter()
-            .map(|part| part.index)
-            .collect::<Vec<_>>(),
-        [0, 0, 1]
-    );
+    let found = parts(last.epochs(0..2).unwrap());
+    assert!(found.iter().map(|part| part.index).eq([0, 0, 1]));
 }

@@ -792,79 +792,43 @@ fn assert_options_count<D: Dataset>(what: &str, open: impl Fn(usize) -> D, optio
 fn options_that_change_ids_change_the_fingerprint() {
     let bytes: Arc<[u8]> = noise(640, 5).into();
     let records = || Records::builder(64).open_bytes(bytes.clone()).unwrap();
-    assert_options_count("a dataset's own", |option| Toy(records(), option as u64), 3);
-    assert_options_count(
-        "through a pointer",
-        |option| Arc::new(Toy(records(), option as u64)) as Arc<dyn Dataset>,
-        2,
-    );
+    let toy = |option: usize| Toy(records(), option as u64);
+    assert_options_count("a dataset's own", toy, 3);
+    let pointer = |option: usize| Arc::new(toy(option)) as Arc<dyn Dataset>;
+    assert_options_count("through a pointer", pointer, 2);
     let crcs = Dir::new();
-    assert_options_count(
-        "checked",
-        |option| {
-            Toy(records(), option as u64)
-                .facts(crcs.path(&format!("crc {option}")))
-                .checksums()
-                .open()
-                .unwrap()
-        },
-        2,
-    );
-    assert_options_count(
-        "in memory",
-        |option| Toy(records(), option as u64).in_memory().unwrap(),
-        2,
-    );
+    let checked = |option: usize| {
+        let facts = toy(option).facts(crcs.path(&format!("crc {option}")));
+        facts.checksums().open().unwrap()
+    };
+    assert_options_count("checked", checked, 2);
+    assert_options_count("in memory", |option| toy(option).in_memory().unwrap(), 2);
 
     let classes = |option: i64| (0..10).map(|k| k % 3 + option).collect::<Vec<i64>>();
-    assert_options_count(
-        "labels",
-        |option| {
-            Records::builder(64)
-                .classes(classes(option as i64))
-                .open_bytes(bytes.clone())
-                .unwrap()
-        },
-        2,
-    );
+    let labelled = |option: usize| {
+        let records = Records::builder(64).classes(classes(option as i64));
+        records.open_bytes(bytes.clone()).unwrap()
+    };
+    assert_options_count("labels", labelled, 2);
     let lists: [&[u64]; 4] = [&[0, 1, 2], &[0, 2, 1], &[0, 1, 3], &[0, 1, 1]];
-    assert_options_count(
-        "subsets",
-        |option| records().subset(lists[option]).unwrap(),
-        4,
-    );
-    assert_options_count(
-        "splits",
-        |option| {
-            let (first, second) = records().split(0.5, option as u64 / 2).unwrap();
-            if option.is_multiple_of(2) {
-                first
-            } else {
-                second
-            }
-        },
-        4,
-    );
-    assert_options_count(
-        "subsets of others",
-        |option| Toy(records(), option as u64).subset([1, 2]).unwrap(),
-        2,
-    );
+    let subset = |option: usize| records().subset(lists[option]).unwrap();
+    assert_options_count("subsets", subset, 4);
+    let half = |option: usize| {
+        let (first, second) = records().split(0.5, option as u64 / 2).unwrap();
+        match option % 2 {
+            0 => first,
+            _ => second,
+        }
+    };
+    assert_options_count("splits", half, 4);
+    let subset = |option: usize| toy(option).subset([1, 2]).unwrap();
+    assert_options_count("subsets of others", subset, 2);
     let parts: [[&[u64]; 2]; 3] = [[&[0, 1], &[2, 3]], [&[2, 3], &[0, 1]], [&[0], &[1, 2, 3]]];
-    assert_options_count(
-        "parts",
-        |option| {
-            Concat::new(parts[option].map(|ids| {
-                Records::builder(64)
-                    .open_bytes(bytes.clone())
-                    .unwrap()
-                    .subset(ids)
-                    .unwrap()
-            }))
-            .unwrap()
-        },
-        3,
-    );
+    let joined = |option: usize| {
+        let parts = parts[option].map(|ids| records().subset(ids).unwrap());
+        Concat::new(parts).unwrap()
+    };
+    assert_options_count("parts", joined, 3);
 
     // 21 tokens of 2 bytes, and 20 behind a header of one: three windows each.
     let tokens = |option: usize| {
@@ -898,14 +862,11 @@ fn options_of_formats_that_change_ids_change_the_fingerprint() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     let text = |option: usize| ["caption", "name"][option];
     let example = fixtures.join("tfrecord/example.tfrecord");
-    assert_options_count(
-        "features",
-        |option| {
-            let builder = TfRecord::builder().field(EncodedField::bytes("text"), text(option));
-            builder.index(false).open(&example).unwrap()
-        },
-        2,
-    );
+    let features = |option: usize| {
+        let builder = TfRecord::builder().field(EncodedField::bytes("text"), text(option));
+        builder.index(false).open(&example).unwrap()
+    };
+    assert_options_count("features", features, 2);
 
     let mut tar = Vec::new();
     for key in ["a", "b"] {

@@ -94,6 +94,12 @@ impl Got {
     }
 }
 
+/// The bytes of a field in all batches, one after the other.
+pub fn bytes_of(batches: &[Got], field: &str) -> Vec<u8> {
+    let bytes = batches.iter().flat_map(|got| got.bytes(field));
+    bytes.copied().collect()
+}
+
 /// Fails with the first difference only, not with all batches.
 #[track_caller]
 pub fn same(found: &[Got], right: &[Got], what: &str) {

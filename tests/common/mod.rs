@@ -35,7 +35,8 @@ pub use wait::*;
 use feedline::dataset::Records;
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
-use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Result};
+use feedline::{Batch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Result};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -194,6 +195,31 @@ pub fn has_uring() -> bool {
     })
 }
 
+/// A loader that reads in this way.
+pub fn build_by(builder: LoaderBuilder, mode: Mode, direct: Direct) -> Loader {
+    build(builder.tuning(|t| t.reader(mode).direct(direct)))
+}
+
+/// Records of noise in memory.
+pub fn noise_records(count: usize, record: usize, seed: u64) -> Records {
+    let bytes = noise(count * record, seed);
+    Records::builder(record).open_bytes(bytes).unwrap()
+}
+
+/// The first batch of epoch 0.
+#[track_caller]
+pub fn first(loader: &Loader) -> Batch {
+    loader.epoch(0).unwrap().next().unwrap().unwrap()
+}
+
+/// What a transform returns that fails here, or does not.
+pub fn fail_if(fails: bool, message: &str) -> Result<()> {
+    match fails {
+        true => Err(Error::user(message)),
+        false => Ok(()),
+    }
+}
+
 /// Pulls everything: (sample id, bytes of field 0) in order.
 pub fn pull(loader: &Loader, epoch: u64) -> Result<Vec<(u64, Vec<u8>)>> {
     let mut out = Vec::new();
@@ -222,6 +248,31 @@ pub fn rows(batch: &Batch) -> Vec<(u64, Vec<u8>)> {
 
 pub fn build(builder: LoaderBuilder) -> Loader {
     builder.build().unwrap()
+}
+
+/// The text has these words; a failure shows all of it.
+#[track_caller]
+pub fn assert_says(text: impl Display, words: &str) {
+    let text = text.to_string();
+    assert!(text.contains(words), "no {words:?} in: {text}");
+}
+
+/// The error of a call that must fail, with these words.
+#[track_caller]
+pub fn must_say<T>(result: Result<T>, words: &str) -> Error {
+    let Err(error) = result else {
+        panic!("accepted, and no error with {words:?}")
+    };
+    assert_says(&error, words);
+    error
+}
+
+/// The error of a call that must fail, of this kind and with these words.
+#[track_caller]
+pub fn must_fail<T>(result: Result<T>, kind: ErrorKind, words: &str) -> Error {
+    let error = must_say(result, words);
+    assert_eq!(error.kind(), kind, "{error}");
+    error
 }
 
 /// Names of this process's threads that belong to loaders.

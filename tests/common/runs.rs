@@ -9,12 +9,15 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use super::toys::{Chunks, head_len};
-use super::{ALL_LAST, Dir, READERS, noise, reader};
+use super::{ALL_LAST, Dir, READERS, build, noise, reader};
 use feedline::dataset::{Dataset, DatasetExt, Records};
 use feedline::order::{Draws, Sampler};
 use feedline::tensor::{DType, Field};
 use feedline::unstable::{Key, Permutation};
-use feedline::{Batch, LastBatch, Loader, LoaderBuilder, Order, Rank, Result, Status};
+use feedline::{
+    Batch, Epoch, LastBatch, Loader, LoaderBuilder, Order, Rank, Result, State, Status,
+};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -230,6 +233,18 @@ impl Run {
         self.naive.ids(&self.data.starts, epoch)
     }
 
+    /// Expected batches of a rank in these epochs.
+    pub fn epochs(&self, cut: &Cut, epochs: Range<u64>, rank: u32) -> Vec<Part> {
+        let parts = epochs.map(|epoch| self.parts(cut, epoch, rank));
+        parts.flatten().collect()
+    }
+
+    /// Expected batches of all ranks together.
+    pub fn union(&self, cut: &Cut, epochs: Range<u64>) -> Vec<Global> {
+        let ranks = (0..cut.world).map(|rank| self.epochs(cut, epochs.clone(), rank));
+        union(&ranks.collect::<Vec<_>>(), self.naive.in_turn())
+    }
+
     /// Expected batches of a rank in an epoch.
     pub fn parts(&self, cut: &Cut, epoch: u64, rank: u32) -> Vec<Part> {
         let draws = self.naive.draws(epoch);
@@ -299,6 +314,14 @@ pub enum Naive {
 }
 
 impl Naive {
+    pub fn windowed(seed: u64, window: usize, lanes: u32) -> Self {
+        Self::Windowed {
+            seed,
+            window,
+            lanes,
+        }
+    }
+
     pub fn order(&self) -> Order {
         let then = |order: Order, seed: &Option<u64>| match seed {
             Some(seed) => order.then_shuffled(*seed),
@@ -533,6 +556,19 @@ impl Cut {
         }
     }
 
+    /// A builder of this run for a rank.
+    pub fn builder(&self, run: &Run, rank: Rank) -> LoaderBuilder {
+        let builder = run.builder().global_batch(self.global);
+        builder.last_batch(self.last).rank(rank)
+    }
+
+    /// Loaders of all ranks, each with settings of its own.
+    pub fn loaders(&self, run: &Run, draws: &mut Draws) -> Vec<Loader> {
+        every_rank(self.world)
+            .map(|rank| build(any_settings(self.builder(run, rank), draws)))
+            .collect()
+    }
+
     /// For each batch: its first position, and its number of positions of the epoch.
     fn batches(&self, len: u64) -> Vec<(u64, u64)> {
         let mut batches = Vec::new();
@@ -657,6 +693,38 @@ pub fn same<T: PartialEq + std::fmt::Debug>(found: &[T], right: &[T], what: &str
         );
     }
     assert_eq!(found.len(), right.len(), "{what}: how many");
+}
+
+/// An iterator gives these batches.
+#[track_caller]
+pub fn gives(batches: Result<Epoch>, right: &[Part], what: &str) {
+    same(&parts(batches.unwrap()), right, what);
+}
+
+/// Ids of the rows that are samples.
+pub fn real_ids(rows: &[Sample]) -> Vec<u64> {
+    let real = rows.iter().filter(|row| row.status == Status::Real as u8);
+    real.map(|row| row.id).collect()
+}
+
+/// Epoch, position, batch and steps of a state.
+pub fn place(at: &State) -> [u64; 4] {
+    [at.epoch(), at.position(), at.batch(), at.steps()]
+}
+
+/// A state after a round trip through a checkpoint.
+pub fn stored(state: &State) -> State {
+    let bytes = state.to_bytes();
+    assert!(bytes.len() < 1024, "{} bytes", bytes.len());
+    State::from_bytes(&bytes).unwrap()
+}
+
+/// The state of all ranks, which agree.
+pub fn agreed(loaders: &[Loader]) -> State {
+    let states = loaders.iter().map(|loader| loader.state().unwrap());
+    let states: Vec<State> = states.collect();
+    State::agree(&states).unwrap();
+    states[0].clone()
 }
 
 /// All ranks of a world.

@@ -2,14 +2,15 @@
 //! cannot keep.
 
 use crate::common::cached::{counts, fill_blocks, wait_for};
-use crate::common::got::{Got, same};
+use crate::common::got::{Got, bytes_of, same};
 use crate::common::server::{Fault, Request, Server};
-use crate::common::{Dir, noise, sweep, until};
+use crate::common::{Dir, must_say, noise, sweep, until};
 use feedline::dataset::Records;
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{Loader, Order};
+use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +44,12 @@ impl Bucket {
         Records::builder(RECORD)
             .open_files(&[self.server.s3("a.bin"), self.server.s3("b.bin")])
             .unwrap()
+    }
+
+    /// From now on no read of an object succeeds.
+    fn close_reads(&self) {
+        let close = |request: &Request| is_read(request).then_some(Fault::Close);
+        self.server.script(close);
     }
 
     pub(crate) fn cache(&self) -> Cache {
@@ -110,6 +117,12 @@ impl Bucket {
     }
 }
 
+/// A file of the cache, to read and to write over.
+fn to_write(path: impl AsRef<Path>) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).open(path).unwrap()
+}
+
 fn is_read(request: &Request) -> bool {
     request.range.is_some()
 }
@@ -128,9 +141,7 @@ fn a_full_cache_needs_no_store() {
             let loader = bucket.reader(order.clone(), bucket.cache(), mode);
             same(&Got::epoch(&loader, 0), &expected, "cold");
             fill(&loader);
-            bucket
-                .server
-                .script(|request| is_read(request).then_some(Fault::Close));
+            bucket.close_reads();
             same(&Got::epoch(&loader, 0), &expected, "full");
             let other = bucket.reader(order, bucket.cache(), mode);
             same(&Got::epoch(&other, 0), &expected, "full, by another loader");
@@ -196,9 +207,7 @@ fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
         "{}",
         counts(&loader)
     );
-    bucket
-        .server
-        .script(|request| is_read(request).then_some(Fault::Close));
+    bucket.close_reads();
     let files = Loader::builder(Records::builder(RECORD).open_bytes(bytes).unwrap());
     let expected = Got::epoch(
         &files
@@ -332,16 +341,15 @@ fn a_cache_without_room_keeps_what_fits_and_fails_nothing() {
 
 #[test]
 fn a_full_cache_serves_what_it_holds() {
-    let (bucket, cache) = (Bucket::new(), |bucket: &Bucket| {
-        bucket.cache().capacity(10 * BLOCK)
-    });
+    let bucket = Bucket::new();
+    let cache = || bucket.cache().capacity(10 * BLOCK);
     let expected = bucket.expected(Order::sequential());
     same(
-        &Got::epoch(&bucket.loader(Order::sequential(), cache(&bucket)), 0),
+        &Got::epoch(&bucket.loader(Order::sequential(), cache()), 0),
         &expected,
         "first",
     );
-    let loader = bucket.loader(Order::shuffled(3), cache(&bucket));
+    let loader = bucket.loader(Order::shuffled(3), cache());
     for _ in 0..2 {
         same(
             &Got::epoch(&loader, 0),
@@ -394,10 +402,7 @@ fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
         .for_each(|path| std::fs::write(path, vec![7; 100_000]).unwrap());
     let other = Server::new();
     let bytes = noise(RECORD * 100, 3);
-    let used = std::fs::OpenOptions::new()
-        .write(true)
-        .open(bucket.dir.path("cache/v1/used"))
-        .unwrap();
+    let used = to_write(bucket.dir.path("cache/v1/used"));
     let removed = (0..4).any(|folder| {
         other.put(&format!("bucket/{folder}/c.bin"), bytes.clone());
         let records = Records::builder(RECORD)
@@ -410,11 +415,7 @@ fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
             .cache(bucket.cache().capacity(250_000))
             .build()
             .unwrap();
-        let got: Vec<u8> = Got::epoch(&loader, 0)
-            .iter()
-            .flat_map(|got| got.fields[0].bytes.clone())
-            .collect();
-        assert!(got == bytes);
+        assert!(bytes_of(&Got::epoch(&loader, 0), "record") == bytes);
         // The folders are spread over 64 shares, so one may share the lock of what is to go. The
         // next search is at once.
         used.write_all_at(&[0; 8], 8).unwrap();
@@ -451,10 +452,7 @@ fn blocks_of_an_earlier_boot_count_once_they_are_proven() {
     let expected = bucket.expected(Order::sequential());
     fill(&bucket.loader(Order::sequential(), bucket.cache()));
     reboot(&bucket);
-    let data = std::fs::OpenOptions::new()
-        .write(true)
-        .open(&bucket.files("")[0])
-        .unwrap();
+    let data = to_write(&bucket.files("")[0]);
     data.write_all_at(&[0; 512], 2 * BLOCK + 5000).unwrap();
     bucket.downloads();
     let loader = bucket.loader(Order::sequential(), bucket.cache());
@@ -515,12 +513,7 @@ fn a_new_version_of_an_object_is_another_entry() {
         .batch_size(10)
         .cache(bucket.cache());
     let got = Got::epoch(&builder.build().unwrap(), 0);
-    assert!(
-        got.iter()
-            .flat_map(|got| got.fields[0].bytes.clone())
-            .collect::<Vec<_>>()
-            == bytes
-    );
+    assert!(bytes_of(&got, "record") == bytes);
 }
 
 #[test]
@@ -551,7 +544,7 @@ fn a_folder_that_cannot_be_a_cache_is_refused_by_name() {
         .cache(Cache::at(&file));
     let error = builder.build().err().unwrap().to_string();
     assert!(
-        error.contains("the folder cannot be a cache") && error.contains("file"),
+        error.contains("the folder cannot be used as a cache") && error.contains("file"),
         "{error}"
     );
     // It becomes unusable later: nothing is kept, and nothing fails.
@@ -578,7 +571,7 @@ fn objects_and_files_on_a_mount_share_a_cache() {
     let mount = bucket.dir.write("mount/b.bin", &bytes[bytes.len() / 2..]);
     let local = bucket.dir.write("c.bin", &bytes);
     let time = std::time::SystemTime::now() - Duration::from_secs(60);
-    std::fs::File::options()
+    File::options()
         .write(true)
         .open(&mount)
         .unwrap()
@@ -600,9 +593,7 @@ fn objects_and_files_on_a_mount_share_a_cache() {
         let loader = builder().cache(cache()).build().unwrap();
         same(&Got::epoch(&loader, 0), &expected, "first");
         fill(&loader);
-        bucket
-            .server
-            .script(|request| is_read(request).then_some(Fault::Close));
+        bucket.close_reads();
         same(&Got::epoch(&loader, 0), &expected, "full");
         bucket.server.script(|_| None);
         assert!(loader.report().total.storage.network.is_some() && bucket.files("").len() == 2);
@@ -624,9 +615,7 @@ fn o_direct_reads_what_the_cache_wrote() {
         .build()
         .unwrap();
     fill(&loader);
-    bucket
-        .server
-        .script(|request| is_read(request).then_some(Fault::Close));
+    bucket.close_reads();
     same(&Got::epoch(&loader, 0), &expected, "O_DIRECT");
 }
 
@@ -664,10 +653,7 @@ fn part() {
         .unwrap();
     let expected = noise(RECORD * COUNT, 21);
     loop {
-        let bytes: Vec<u8> = Got::epoch(&loader, 0)
-            .into_iter()
-            .flat_map(|got| got.fields[0].bytes.clone())
-            .collect();
+        let bytes = bytes_of(&Got::epoch(&loader, 0), "record");
         assert!(bytes[..expected.len()] == expected);
         if std::env::var("CACHE_ONCE").unwrap() == "true" {
             return;
@@ -753,7 +739,7 @@ fn kills_leak_no_room(capacity: u64) {
     // Counts anew, as a loader does that finds no room.
     bucket.cache().trim(u64::MAX).unwrap();
     let mut sum = [0; 8];
-    std::fs::File::open(bucket.dir.path("cache/v1/used"))
+    File::open(bucket.dir.path("cache/v1/used"))
         .unwrap()
         .read_exact_at(&mut sum, 0)
         .unwrap();
@@ -851,7 +837,7 @@ fn eight_processes_on_one_cache_download_each_block_once() {
 }
 
 /// The rights of all that a cache holds.
-fn rights(dir: &std::path::Path, found: &mut Vec<(PathBuf, u32)>) {
+fn rights(dir: &Path, found: &mut Vec<(PathBuf, u32)>) {
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
         let path = entry.path();
         let meta = entry.path().symlink_metadata().unwrap();
@@ -909,7 +895,7 @@ fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
     fill(&bucket.loader(Order::sequential(), bucket.cache()));
     let victim = bucket.dir.write("victim", b"untouched bytes");
     let root = bucket.dir.path("cache/v1");
-    let pipe = |path: &std::path::Path| {
+    let pipe = |path: &Path| {
         let done = Command::new("mkfifo").arg(path).status().unwrap();
         assert!(done.success());
     };
@@ -934,12 +920,13 @@ fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
         let _ = std::fs::remove_file(root.join(name));
         std::os::unix::fs::symlink(&victim, root.join(name)).unwrap();
     }
-    let error = Loader::builder(bucket.records())
-        .batch_size(7)
-        .cache(bucket.cache())
-        .build()
-        .unwrap_err();
-    assert!(error.to_string().contains("cannot be a cache"), "{error}");
+    must_say(
+        Loader::builder(bucket.records())
+            .batch_size(7)
+            .cache(bucket.cache())
+            .build(),
+        "cannot be used as a cache",
+    );
     assert!(bucket.cache().entries().is_err());
     assert_eq!(std::fs::read(&victim).unwrap(), b"untouched bytes");
 }
@@ -950,12 +937,8 @@ fn room_that_the_dead_have_booked_comes_back_while_others_live() {
     let living = bucket.loader(Order::sequential(), bucket.cache());
     fill(&living);
     let root = bucket.dir.path("cache/v1");
-    let used = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(root.join("used"))
-        .unwrap();
-    let number = |file: &std::fs::File, at: u64| {
+    let used = to_write(root.join("used"));
+    let number = |file: &File, at: u64| {
         let mut bytes = [0; 8];
         file.read_exact_at(&mut bytes, at).unwrap();
         u64::from_le_bytes(bytes)
@@ -1130,12 +1113,12 @@ fn pieces_of_one_loader_serve_another_until_the_next_boot() {
     });
     drop(loader);
     for path in half.files(".units") {
-        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        let file = to_write(path);
         file.write_all_at(&[7; 8], 0).unwrap();
     }
     for path in half.files(".map") {
         let data = path.with_extension("");
-        let file = std::fs::OpenOptions::new().write(true).open(data).unwrap();
+        let file = to_write(data);
         // As a crash may leave data that was not synced.
         file.write_all_at(&vec![0; half.bytes.len()], 0).unwrap();
     }
@@ -1156,12 +1139,7 @@ fn a_damaged_block_is_refused_with_its_pieces() {
     });
     drop(loader);
     let data = large.files(".map").remove(0).with_extension("");
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&data)
-        .unwrap()
-        .write_all_at(&[1; 5000], 3 << 20)
-        .unwrap();
+    to_write(&data).write_all_at(&[1; 5000], 3 << 20).unwrap();
     let damaged = Cache::at(large.dir.path("cache"))
         .verify(|_| std::ops::ControlFlow::Continue(()))
         .unwrap();
@@ -1184,11 +1162,7 @@ fn a_piece_that_rots_never_becomes_a_block() {
     });
     drop(loader);
     let data = large.files(".map").remove(0).with_extension("");
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&data)
-        .unwrap();
+    let file = to_write(&data);
     let place = got[0].ids[0] * Large::RECORD as u64 + 30_000;
     let mut byte = [0];
     file.read_exact_at(&mut byte, place).unwrap();

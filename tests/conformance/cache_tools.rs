@@ -5,7 +5,7 @@ use crate::cache::{BLOCK, BLOCKS, Bucket, COUNT, RECORD, fill};
 use crate::common::cached::counts;
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Server};
-use crate::common::{Dir, noise};
+use crate::common::{Dir, assert_says, must_fail, noise};
 use feedline::dataset::{Dataset, Records};
 use feedline::storage::{Cache, CacheEntry, CacheWarmed};
 use feedline::{ErrorKind, Loader, Order};
@@ -94,7 +94,7 @@ fn folders_without_a_cache_are_refused_by_name() {
         ];
         for error in results.map(|result| result.unwrap_err()) {
             assert_eq!(error.kind(), kind, "{error}");
-            assert!(error.to_string().contains(name), "{error}");
+            assert_says(&error, name);
         }
         assert!(!dir.path(name).join("v1").exists(), "a look makes nothing");
     }
@@ -418,11 +418,7 @@ fn objects_that_cannot_be_kept_are_named_and_others_are_kept() {
         "{warmed:?}"
     );
     assert_eq!(warmed.errors[0].kind(), ErrorKind::NotFound);
-    assert!(
-        warmed.errors[0].to_string().contains("a.bin"),
-        "{:?}",
-        warmed.errors
-    );
+    assert_says(&warmed.errors[0], "a.bin");
 }
 
 #[test]
@@ -454,22 +450,17 @@ fn an_unversioned_object_and_a_dead_store_are_told_apart() {
         .unwrap();
     let warmed = warm(&bucket.cache(), &records);
     assert_eq!((warmed.missing(), warmed.errors.len()), (BYTES / 2, 1));
-    assert!(
-        warmed.errors[0].to_string().contains("names no version"),
-        "{:?}",
-        warmed.errors
-    );
+    assert_says(&warmed.errors[0], "names no version");
     let dead = Server::new();
     dead.put("bucket/c.bin", noise(RECORD, 5));
     let records = Records::builder(RECORD).open(dead.s3("c.bin")).unwrap();
     dead.script(|_| Some(Fault::Status(503, None, "SlowDown")));
-    let error = bucket
-        .cache()
-        .warm(records.sources(), |_| ControlFlow::Continue(()))
-        .unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Io && error.to_string().contains("503"),
-        "{error}"
+    must_fail(
+        bucket
+            .cache()
+            .warm(records.sources(), |_| ControlFlow::Continue(())),
+        ErrorKind::Io,
+        "503",
     );
 }
 

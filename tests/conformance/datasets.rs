@@ -1,8 +1,8 @@
 //! Datasets take all valid data, name everything they leave out, and refuse ambiguous data.
 
-use crate::common::Dir;
 use crate::common::numeric::fixture;
-use feedline::ErrorKind;
+use crate::common::{Dir, assert_says, must_fail};
+use feedline::ErrorKind::{self, Config, Empty, NotAFile, NotFound, Shape, Truncated};
 use feedline::dataset::{Dataset, Images, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens};
 use feedline::tensor::DType;
 use std::os::unix::fs::symlink;
@@ -127,28 +127,24 @@ fn left_out_files_are_counted() {
             ("without ending", 1)
         ]
     );
-    assert!(
-        images.describe().contains("2 .txt"),
-        "{}",
-        images.describe()
-    );
+    assert_says(images.describe(), "2 .txt");
 }
 
 #[test]
 fn an_impossible_folder_is_an_error_that_names_the_path() {
     type Make = fn(&Dir, &Path);
     let cases: [(&str, Make, ErrorKind, &str); 7] = [
-        ("missing", |_, _| {}, ErrorKind::NotFound, "set"),
+        ("missing", |_, _| {}, NotFound, "set"),
         (
             "empty",
             |_, root| std::fs::create_dir_all(root).unwrap(),
-            ErrorKind::Empty,
+            Empty,
             "set",
         ),
         (
             "no images",
             |dir, _| drop(dir.write("set/a.txt", b"x")),
-            ErrorKind::Empty,
+            Empty,
             "1 .txt",
         ),
         (
@@ -157,7 +153,7 @@ fn an_impossible_folder_is_an_error_that_names_the_path() {
                 dir.write("set/a/1.jpg", b"x");
                 std::fs::create_dir_all(root.join("b")).unwrap();
             },
-            ErrorKind::Empty,
+            Empty,
             "set/b",
         ),
         (
@@ -166,7 +162,7 @@ fn an_impossible_folder_is_an_error_that_names_the_path() {
                 dir.write("set/a/1.jpg", b"x");
                 dir.write("set/2.jpg", b"x");
             },
-            ErrorKind::Config,
+            Config,
             "2.jpg",
         ),
         (
@@ -179,7 +175,7 @@ fn an_impossible_folder_is_an_error_that_names_the_path() {
                     .unwrap();
                 assert!(made.success());
             },
-            ErrorKind::NotAFile,
+            NotAFile,
             "a/2.jpg",
         ),
         (
@@ -188,7 +184,7 @@ fn an_impossible_folder_is_an_error_that_names_the_path() {
                 dir.write("set/a/1.jpg", b"x");
                 symlink("nowhere", root.join("a/2.jpg")).unwrap();
             },
-            ErrorKind::NotFound,
+            NotFound,
             "a/2.jpg",
         ),
     ];
@@ -225,17 +221,14 @@ fn links_are_followed_and_a_list_without_end_is_refused() {
         let error = Images::open(&set).err().unwrap();
         assert_eq!(
             (error.kind(), error.site().path.as_deref()),
-            (ErrorKind::NotAFile, Some(&*link)),
+            (NotAFile, Some(&*link)),
             "{error}"
         );
         std::fs::remove_file(link).unwrap();
     }
     // Each leads into the other.
     symlink(&set, other.join("n02/back")).unwrap();
-    assert_eq!(
-        Images::open(&set).err().unwrap().kind(),
-        ErrorKind::NotAFile
-    );
+    assert_eq!(Images::open(&set).err().unwrap().kind(), NotAFile);
 }
 
 #[test]
@@ -357,7 +350,7 @@ fn every_source_takes_a_folders_files_or_tells() {
         // A folder with more of them is no silent loss.
         dir.write(&format!("set/deep/er/d.{first}"), &bytes);
         let error = open(&dir.path("set")).err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::NotAFile, "{file}: {error}");
+        assert_eq!(error.kind(), NotAFile, "{file}: {error}");
         let pattern = dir.path("set/**");
         assert!(
             error.message().contains(&format!("{pattern:?}")),
@@ -399,11 +392,7 @@ fn every_source_takes_a_folders_files_or_tells() {
         symlink("../..", dir.path("set/deep/up")).unwrap();
         symlink("..", dir.path("set/deep/er/up")).unwrap();
         for pattern in ["set/**", "set/**/*.*"] {
-            let error = open(&dir.path(pattern)).err().unwrap();
-            assert!(
-                error.kind() == ErrorKind::NotAFile && error.message().contains("remove the link"),
-                "{error}"
-            );
+            must_fail(open(&dir.path(pattern)), NotAFile, "remove the link");
         }
     }
 }
@@ -444,54 +433,42 @@ fn records_refuse_partial_records_and_wrong_label_counts() {
     let short = dir.write("short.labels", &[0; 9]);
     std::fs::create_dir_all(dir.path("nothing")).unwrap();
     let cases = [
-        (
-            Records::builder(10).open(&cut),
-            ErrorKind::Truncated,
-            "5 over",
-        ),
-        (
-            Records::builder(10).open(&empty),
-            ErrorKind::Empty,
-            "no records",
-        ),
+        (Records::builder(10).open(&cut), Truncated, "5 left over"),
+        (Records::builder(10).open(&empty), Empty, "no records"),
         (
             Records::builder(10).open(dir.path("gone")),
-            ErrorKind::NotFound,
+            NotFound,
             "gone",
         ),
         (
             Records::builder(10).open(dir.path("nothing")),
-            ErrorKind::Empty,
+            Empty,
             "nothing",
         ),
-        (
-            Records::builder(0).open(&good),
-            ErrorKind::Config,
-            "0 bytes",
-        ),
+        (Records::builder(0).open(&good), Config, "0 bytes"),
         (
             Records::builder(10).header(200).open(&good),
-            ErrorKind::Truncated,
+            Truncated,
             "header",
         ),
         (
             Records::builder(10).field("x", DType::F32, [2]).open(&good),
-            ErrorKind::Config,
+            Config,
             "8 bytes",
         ),
         (
             Records::builder(10).labels(&short, DType::U8).open(&good),
-            ErrorKind::Shape,
+            Shape,
             "9 labels for 10 records",
         ),
         (
             Records::builder(10).classes(vec![1]).open(&good),
-            ErrorKind::Shape,
+            Shape,
             "1 labels for 10 records",
         ),
         (
             Records::builder(10).open("/dev/null"),
-            ErrorKind::NotAFile,
+            NotAFile,
             "/dev/null",
         ),
     ];

@@ -1,5 +1,6 @@
 //! `Finish` on the host: its output field, its refusals, and every element by the formula.
 
+use crate::common::assert_says;
 use feedline::ErrorKind;
 use feedline::device::Finish;
 use feedline::error::Stage;
@@ -159,7 +160,7 @@ fn impossible_finishes_are_refused_with_the_field_name() {
             "{error}"
         );
         assert!(error.to_string().contains(words), "{words}: {error}");
-        assert!(error.to_string().contains("`image`"), "{error}");
+        assert_says(&error, "`image`");
     }
 }
 

@@ -5,9 +5,9 @@
 //! test --features remote --test conformance golden -- --ignored` writes them: for a new version,
 //! beside the old ones.
 
-use crate::common::Dir;
 use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
+use crate::common::{Dir, assert_says, must_say};
 use feedline::dataset::{Dataset, DatasetExt, Facts, Framed, Megatron, Tar, TarBuilder};
 use feedline::decode::Image;
 use feedline::prepare::{Check, Format, Plan, Shards, Tasks};
@@ -182,7 +182,7 @@ fn a_plan_of_version_2_and_a_record_are_read() {
         (1, 2, 1519 + 970)
     );
     let record = String::from_utf8(golden[Path::new("job/tasks/000000.tsv")].clone()).unwrap();
-    assert!(record.contains(&format!("{:016x}", plan.id())), "{record}");
+    assert_says(&record, &format!("{:016x}", plan.id()));
     let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!(
         (finished.samples, finished.damaged, finished.missing),
@@ -221,8 +221,10 @@ fn older_side_files_are_made_again_and_say_so_or_are_refused() {
     assert_eq!(pack(), 0, "the index beside the shard");
     std::fs::remove_file(dir.path("train.tar.5d96618f.fdx")).unwrap();
     assert_eq!(pack(), 0, "the new file of indexes");
-    let error = Plan::open(dir.path("older/plan.fdp")).err().unwrap();
-    assert!(error.message().contains("make the plan again"), "{error}");
+    must_say(
+        Plan::open(dir.path("older/plan.fdp")),
+        "make the plan again",
+    );
 }
 
 #[test]

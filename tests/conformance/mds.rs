@@ -1,7 +1,7 @@
 //! Shards of MosaicML Streaming are read value by value, raw and zstd; inconsistent data is an
 //! error.
 
-use crate::common::{Dir, build, readers};
+use crate::common::{Dir, assert_says, build, must_fail, must_say, readers};
 use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::fuzzing;
@@ -35,14 +35,15 @@ fn builder() -> MdsBuilder {
         .raw(Field::fixed("free", DType::I16, [2, 3]))
 }
 
-/// Compares samples, each a list of fields in the order of the schema, with Streaming's values.
-fn compare(schema: &[EncodedField], samples: &[Vec<Vec<u8>>], expected: &Path) {
-    let expected = parse(expected);
+/// Compares all samples with Streaming's values.
+fn compare(dataset: &dyn Dataset, expected: &str) {
+    let samples = all(dataset).unwrap();
+    let expected = parse(&fixture(expected));
     let expected = expected.as_array().unwrap();
     assert_eq!(samples.len(), expected.len());
     for (id, (fields, right)) in samples.iter().zip(expected).enumerate() {
         assert_eq!(fields.len(), right.as_object().unwrap().len());
-        for (field, bytes) in schema.iter().zip(fields) {
+        for (field, bytes) in dataset.schema().iter().zip(fields) {
             let right = hex(&right[&field.name]);
             if field.name == "png" {
                 let pixels = image::load_from_memory(bytes).unwrap().to_rgb8().into_raw();
@@ -70,21 +71,12 @@ fn all(dataset: &dyn Dataset) -> Result<Vec<Vec<Vec<u8>>>> {
 fn raw_shards_of_streaming_have_the_values_it_reads() {
     let mds = builder().open(fixture("raw")).unwrap();
     assert!(mds.chunked().is_none());
-    compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
+    compare(&mds, "values.json");
     let fixed = Mds::open(fixture("fixed")).unwrap();
-    compare(
-        fixed.schema(),
-        &all(&fixed).unwrap(),
-        &fixture("fixed.json"),
-    );
+    compare(&fixed, "fixed.json");
     assert_eq!(fixed.sizes().sample_bytes_max, 21);
-    assert!(
-        fixed
-            .describe()
-            .starts_with("9 samples in 3 MDS shards of "),
-        "{}",
-        fixed.describe()
-    );
+    let said = fixed.describe();
+    assert!(said.starts_with("9 samples in 3 MDS shards of "), "{said}");
     let expected = [
         EncodedField::raw(Field::fixed("x", DType::F32, [3])),
         EncodedField::raw(Field::fixed("y", DType::I64, [])),
@@ -103,20 +95,12 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
     let shard = oracle.shard();
     dir.write("a.mds", &shard);
     dir.write("index.json", &oracle.index(shard.len(), None));
-    let error = Mds::open(dir.path("")).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(
-        error
-            .to_string()
-            .contains("column `c0`: pickles (encoding `pkl`)"),
-        "{error}"
-    );
+    let words = "column `c0`: pickles (encoding `pkl`)";
+    must_fail(Mds::open(dir.path("")), ErrorKind::Config, words);
     let beside = Mds::builder().columns(["c1"]).open(dir.path("")).unwrap();
     assert_eq!(all(&beside).unwrap(), [[[7]]]);
-    let mds = Mds::builder()
-        .columns(["str_int", "int8"])
-        .open(fixture("raw"))
-        .unwrap();
+    let mds = Mds::builder().columns(["str_int", "int8"]);
+    let mds = mds.open(fixture("raw")).unwrap();
     let expected = parse(&fixture("values.json"));
     let samples = all(&mds).unwrap();
     for (sample, right) in samples.iter().zip(expected.as_array().unwrap()) {
@@ -126,82 +110,45 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
 
 #[test]
 fn arrays_that_store_their_length_are_lists() {
-    let lists = Mds::builder()
-        .up_to("*", 300)
-        .open(fixture("lists"))
-        .unwrap();
-    compare(
-        lists.schema(),
-        &all(&lists).unwrap(),
-        &fixture("lists.json"),
-    );
-    let open = || {
-        Mds::builder()
-            .columns(["tokens"])
-            .up_to("tokens", 300)
-            .open(fixture("lists"))
-            .unwrap()
+    let lists = Mds::builder().up_to("*", 300);
+    let lists = lists.open(fixture("lists")).unwrap();
+    compare(&lists, "lists.json");
+    let open = |most| {
+        let tokens = Mds::builder().columns(["tokens"]).up_to("tokens", most);
+        tokens.open(fixture("lists")).unwrap()
     };
-    assert_eq!(
-        open().schema(),
-        [EncodedField::raw(Field::up_to("tokens", DType::U32, 300))]
-    );
+    let field = Field::up_to("tokens", DType::U32, 300);
+    assert_eq!(open(300).schema(), [EncodedField::raw(field)]);
     let expected = parse(&fixture("lists.json"));
     for (mode, direct) in readers() {
-        let loader = build(
-            Loader::builder(open())
-                .batch_size(5)
-                .tuning(|t| t.reader(mode).direct(direct)),
-        );
+        let builder = Loader::builder(open(300)).batch_size(5);
+        let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
         let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
         let tokens = batch.field("tokens").unwrap();
         assert_eq!(tokens.lens().unwrap(), [300, 1, 7, 255, 256]);
-        for (row, right) in tokens
-            .as_bytes()
-            .unwrap()
-            .chunks(1200)
-            .zip(expected.as_array().unwrap())
-        {
-            let right = hex(&right["tokens"]);
-            assert!(
-                row[..right.len()] == right && row[right.len()..].iter().all(|byte| *byte == 0)
-            );
+        let rows = tokens.as_bytes().unwrap().chunks(1200);
+        for (row, right) in rows.zip(expected.as_array().unwrap()) {
+            let (values, padding) = row.split_at(hex(&right["tokens"]).len());
+            assert_eq!(values, hex(&right["tokens"]));
+            assert!(padding.iter().all(|byte| *byte == 0));
         }
     }
-    let refused = [
+    let of = |name: &str| Mds::builder().columns([name]);
+    let cases = [
+        (of("free").up_to("*", 6), "free", "dtype and shape by"),
         (
-            Mds::builder().up_to("*", 6).columns(["free"]),
-            "column `free`: its arrays may have any shape: give type and shape by",
-        ),
-        (
-            Mds::builder().columns(["shaped"]),
-            "column `shaped`: its arrays may have any shape: give their most elements by",
+            of("shaped"),
+            "shaped",
+            "their maximum number of elements by",
         ),
     ];
-    for (builder, words) in refused {
-        let error = builder.open(fixture("raw")).err().unwrap();
-        assert!(
-            error.kind() == ErrorKind::Config && error.to_string().contains(words),
-            "{error}"
-        );
+    for (builder, name, words) in cases {
+        let words = format!("column `{name}`: its arrays may have any shape: give {words}");
+        must_fail(builder.open(fixture("raw")), ErrorKind::Config, &words);
     }
-    let short = Mds::builder()
-        .columns(["tokens"])
-        .up_to("tokens", 299)
-        .open(fixture("lists"))
-        .unwrap();
-    let error = build(Loader::builder(short))
-        .epoch(0)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`tokens` takes at most 299, the sample has 300"),
-        "{error}"
-    );
+    let short = build(Loader::builder(open(299)));
+    let first = short.epoch(0).unwrap().next().unwrap();
+    must_say(first, "`tokens` takes at most 299, the sample has 300");
 }
 
 const NUMBERS: [&str; 5] = ["fixed", "free", "int", "shaped", "str_float"];
@@ -234,13 +181,9 @@ fn batches_are_right(loader: &Loader, samples: usize) {
 fn every_reader_gives_right_batches_of_raw_shards() {
     for (mode, direct) in readers() {
         let mds = builder().columns(NUMBERS).open(fixture("raw")).unwrap();
-        let order = Order::shuffled(5);
-        let builder = Loader::builder(mds)
-            .order(order)
-            .batch_size(3)
-            .workers(2)
-            .tuning(|t| t.reader(mode).direct(direct));
-        batches_are_right(&build(builder), 11);
+        let builder = Loader::builder(mds).order(Order::shuffled(5));
+        let builder = builder.tuning(|t| t.reader(mode).direct(direct));
+        batches_are_right(&build(builder.batch_size(3).workers(2)), 11);
     }
 }
 
@@ -248,10 +191,8 @@ fn every_reader_gives_right_batches_of_raw_shards() {
 fn copy(name: &str, dir: &Dir, change: impl FnOnce(&mut Value)) {
     for entry in std::fs::read_dir(fixture(name)).unwrap() {
         let path = entry.unwrap().path();
-        dir.write(
-            path.file_name().unwrap().to_str().unwrap(),
-            &std::fs::read(&path).unwrap(),
-        );
+        let name = path.file_name().unwrap().to_str().unwrap();
+        dir.write(name, &std::fs::read(&path).unwrap());
     }
     let mut index = parse(&dir.path("index.json"));
     change(&mut index);
@@ -264,11 +205,10 @@ fn set(index: &mut Value, changes: &Value) {
     for (pointer, value) in changes.as_object().unwrap() {
         for shard in 0..index["shards"].as_array().map_or(0, Vec::len) {
             let (parent, key) = pointer.rsplit_once('/').unwrap();
-            match index.pointer_mut(
-                &parent
-                    .trim_start_matches('-')
-                    .replace('*', &shard.to_string()),
-            ) {
+            let parent = parent
+                .trim_start_matches('-')
+                .replace('*', &shard.to_string());
+            match index.pointer_mut(&parent) {
                 Some(Value::Array(list)) => list[key.parse::<usize>().unwrap()] = value.clone(),
                 Some(Value::Object(map)) if pointer.starts_with('-') => drop(map.remove(key)),
                 Some(parent) => parent[key] = value.clone(),
@@ -280,170 +220,58 @@ fn set(index: &mut Value, changes: &Value) {
 
 #[test]
 fn an_impossible_index_is_an_error_that_names_the_shard() {
-    use ErrorKind::{Changed, Config, Decode, Empty, NotFound, Truncated};
-    let zip = json!({ "basename": "shard.00000.mds.gz", "bytes": 288, "hashes": {} });
-    let cases = [
-        (json!({ "/version": 1 }), Decode, "version 1"),
-        (json!({ "-/version": null }), Decode, "`version` is missing"),
-        (json!({ "/shards": [] }), Empty, "no shards"),
-        (json!({ "/shards": {} }), Decode, "`shards` is no list"),
-        (json!({ "-/shards/1/samples": null }), Decode, "`samples`"),
-        (
-            json!({ "/shards/1/samples": 4 }),
-            Decode,
-            "3 samples, the index says 4",
-        ),
-        (
-            json!({ "/shards/1/samples": 1_000_000 }),
-            Truncated,
-            "too few for the offsets",
-        ),
-        (
-            json!({ "/shards/1/samples": 0 }),
-            Decode,
-            "shard 1: 0 samples",
-        ),
-        (
-            json!({ "/shards/1/samples": -1 }),
-            Decode,
-            "shard 1: `samples`: invalid value: integer `-1`",
-        ),
-        (
-            json!({ "/shards/1/samples": 1.5 }),
-            Decode,
-            "shard 1: `samples`: invalid type: floating point `1.5`",
-        ),
-        (
-            json!({ "/shards/1/format": "json" }),
-            Decode,
-            "format `json`",
-        ),
-        (
-            json!({ "/shards/1/column_sizes/0": 13 }),
-            Decode,
-            "other columns than shard 0",
-        ),
-        (
-            json!({ "/shards/*/column_sizes/0": 13 }),
-            Config,
-            "have 12 bytes, the index",
-        ),
-        (
-            json!({ "/shards/*/column_sizes/0": 0 }),
-            Decode,
-            "`column_sizes`: invalid value: integer `0`",
-        ),
-        (
-            json!({ "/shards/*/column_sizes": [12] }),
-            Decode,
-            "3 encodings, 1 sizes",
-        ),
-        (
-            json!({ "/shards/*/column_names/1": "x" }),
-            Decode,
-            "called `x`",
-        ),
-        (
-            json!({ "/shards/*/column_encodings/1": "pkl" }),
-            Config,
-            "pickles",
-        ),
-        (
-            json!({ "/shards/*/column_encodings/1": "what" }),
-            Config,
-            "`what`",
-        ),
-        (
-            json!({ "/shards/*/column_encodings/0": "ndarray:float32:3,0" }),
-            Config,
-            "`ndarray:float32:3,0` is not known",
-        ),
-        (
-            json!({ "/shards/*/column_encodings/0": "ndarray:float32:4294967296,4294967296" }),
-            Config,
-            "have 18446744073709551615 bytes",
-        ),
-        (
-            json!({ "/shards/0/compression": "zstd" }),
-            Decode,
-            "no compressed file",
-        ),
-        (
-            json!({ "/shards/0/zip_data": zip }),
-            Decode,
-            "no compression",
-        ),
-        (
-            json!({
-                "/shards/0/zip_data": zip,
-                "/shards/0/compression": "gz:9",
-                "/shards/0/raw_data/basename": "gone"
-            }),
-            Config,
-            "compressed by `gz:9`",
-        ),
-        (
-            json!({ "/shards/0/raw_data/bytes": 287 }),
-            Changed,
-            "288 bytes, the index",
-        ),
-        (
-            json!({ "/shards/0/raw_data/bytes": 289 }),
-            Truncated,
-            "288 bytes, the index",
-        ),
-        (
-            json!({ "/shards/0/raw_data/bytes": 1_u64 << 32 }),
-            Decode,
-            "less than 4 GiB",
-        ),
-        (
-            json!({ "/shards/0/raw_data/basename": "gone" }),
-            NotFound,
-            "gone",
-        ),
-        (
-            json!({ "/shards/0/raw_data/basename": "" }),
-            Decode,
-            "within the dataset's folder",
-        ),
-        (
-            json!({ "/shards/0/raw_data/basename": "." }),
-            Decode,
-            "within the dataset's folder",
-        ),
-        (
-            json!({ "/shards/1/raw_data/basename": "shard.00000.mds" }),
-            Decode,
-            "two shards are the file",
-        ),
-        (
-            json!({ "/shards/0/raw_data": null }),
-            Decode,
-            "shard 0: `raw_data`",
-        ),
-    ];
-    for (case, kind, words) in cases {
+    // Changes of the index, the kind of the error, and its words.
+    let cases = r#"
+        {"/version": 1} | Decode | version 1
+        {"-/version": null} | Decode | `version` is missing
+        {"/shards": []} | Empty | no shards
+        {"/shards": {}} | Decode | `shards` is not a list
+        {"-/shards/1/samples": null} | Decode | `samples`
+        {"/shards/1/samples": 4} | Decode | 3 samples, the index says 4
+        {"/shards/1/samples": 1000000} | Truncated | too few for the offsets
+        {"/shards/1/samples": 0} | Decode | shard 1: 0 samples
+        {"/shards/1/samples": -1} | Decode | shard 1: `samples`: invalid value: integer `-1`
+        {"/shards/1/samples": 1.5} | Decode | shard 1: `samples`: invalid type: floating point `1.5`
+        {"/shards/1/format": "json"} | Decode | format `json`
+        {"/shards/1/column_sizes/0": 13} | Decode | its columns differ from those of shard 0
+        {"/shards/*/column_sizes/0": 13} | Config | have 12 bytes, the index
+        {"/shards/*/column_sizes/0": 0} | Decode | `column_sizes`: invalid value: integer `0`
+        {"/shards/*/column_sizes": [12]} | Decode | 3 encodings, 1 sizes
+        {"/shards/*/column_names/1": "x"} | Decode | called `x`
+        {"/shards/*/column_encodings/1": "pkl"} | Config | pickles
+        {"/shards/*/column_encodings/1": "what"} | Config | `what`
+        {"/shards/*/column_encodings/0": "ndarray:float32:3,0"} | Config | `ndarray:float32:3,0` is not known
+        {"/shards/*/column_encodings/0": "ndarray:float32:4294967296,4294967296"} | Config | have 18446744073709551615 bytes
+        {"/shards/0/compression": "zstd"} | Decode | without `zip_data`
+        {"/shards/0/zip_data": ZIP} | Decode | without `compression`
+        {"/shards/0/zip_data": ZIP, "/shards/0/compression": "gz:9", "/shards/0/raw_data/basename": "gone"} | Config | compressed by `gz:9`
+        {"/shards/0/raw_data/bytes": 287} | Changed | 288 bytes, the index
+        {"/shards/0/raw_data/bytes": 289} | Truncated | 288 bytes, the index
+        {"/shards/0/raw_data/bytes": 4294967296} | Decode | less than 4 GiB
+        {"/shards/0/raw_data/basename": "gone"} | NotFound | gone
+        {"/shards/0/raw_data/basename": ""} | Decode | within the dataset's folder
+        {"/shards/0/raw_data/basename": "."} | Decode | within the dataset's folder
+        {"/shards/1/raw_data/basename": "shard.00000.mds"} | Decode | two shards name the file
+        {"/shards/0/raw_data": null} | Decode | shard 0: `raw_data`
+    "#;
+    let zip = r#"{"basename": "shard.00000.mds.gz", "bytes": 288, "hashes": {}}"#;
+    for case in cases.replace("ZIP", zip).trim().lines() {
+        println!("{case}");
+        let mut words = case.trim().split(" | ");
+        let [changes, kind, words] = std::array::from_fn(|_| words.next().unwrap());
+        let changes: Value = serde_json::from_str(changes).unwrap();
         let dir = Dir::new();
-        copy("fixed", &dir, |index| set(index, &case));
-        let error = Mds::open(dir.path(""))
-            .err()
-            .unwrap_or_else(|| panic!("{case} was accepted"));
-        assert!(error.to_string().contains(words), "{case}: {error}");
-        assert_eq!(error.kind(), kind, "{case}: {error}");
-        assert!(error.site().path.is_some(), "{case}: {error}");
+        copy("fixed", &dir, |index| set(index, &changes));
+        let error = must_say(Mds::open(dir.path("")), words);
+        assert_eq!(format!("{:?}", error.kind()), kind, "{error}");
+        assert!(error.site().path.is_some(), "{error}");
     }
     let dir = Dir::new();
-    assert_eq!(
-        Mds::open(dir.path("")).err().unwrap().kind(),
-        ErrorKind::NotFound
-    );
+    let kind = || Mds::open(dir.path("")).err().unwrap().kind();
+    assert_eq!(kind(), ErrorKind::NotFound);
     for text in ["", "{", "[1]", "\u{0}", &"[".repeat(1 << 20)] {
         dir.write("index.json", text.as_bytes());
-        assert_eq!(
-            Mds::open(dir.path("")).err().unwrap().kind(),
-            ErrorKind::Decode
-        );
+        assert_eq!(kind(), ErrorKind::Decode);
     }
 }
 
@@ -458,20 +286,14 @@ fn shards_that_are_replaced_after_opening_are_refused() {
             .open(dir.path(""))
             .unwrap();
         let loader = build(Loader::builder(mds).batch_size(1));
-        for entry in std::fs::read_dir(dir.path(""))
-            .unwrap()
-            .flatten()
-            .filter(|entry| entry.file_name() != "index.json")
-        {
+        let names = std::fs::read_dir(dir.path("")).unwrap().flatten();
+        for entry in names.filter(|entry| entry.file_name() != "index.json") {
             let other = dir.path("other");
             std::fs::copy(entry.path(), &other).unwrap();
             std::fs::rename(&other, entry.path()).unwrap();
         }
-        let error = loader
-            .epoch(0)
-            .unwrap()
-            .find_map(Result::err)
-            .expect("an error");
+        let mut epoch = loader.epoch(0).unwrap();
+        let error = epoch.find_map(Result::err).expect("an error");
         assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     }
 }
@@ -506,87 +328,57 @@ fn names_in_the_index_stay_within_the_folder() {
         "sub/deep/a.mds\u{0}",
     ];
     for name in names {
-        let error = open(name)
-            .err()
-            .unwrap_or_else(|| panic!("{name:?} was accepted"));
-        assert!(
-            error.to_string().contains("within the dataset's folder"),
-            "{error}"
-        );
-        assert_eq!(error.kind(), ErrorKind::Decode);
+        println!("{name:?}");
+        must_fail(open(name), ErrorKind::Decode, "within the dataset's folder");
     }
     assert_eq!(open("sub").err().unwrap().kind(), ErrorKind::NotAFile);
 }
 
 #[test]
 fn open_refuses_fields_that_a_column_cannot_hold() {
+    let of = |name: &str| Mds::builder().columns([name]);
+    let fixed = |name: &str, dtype, dims: &[usize]| Field::fixed(name, dtype, dims.to_vec());
+    let nope = "no column `nope`; there are bytes, fixed, float16";
+    let twice = Mds::builder().columns(["int", "int"]);
+    let none = Mds::builder().columns(Vec::<String>::new());
+    let shaped = of("shaped").raw(fixed("shaped", DType::F64, &[6]));
+    let int = of("int").raw(fixed("int", DType::I64, &[2]));
+    let up_to = of("fixed").raw(Field::up_to("fixed", DType::U8, 12));
     let cases = [
+        (of("nope"), nope),
+        (twice, "asked for twice"),
+        (none, "0 columns"),
         (
-            Mds::builder().columns(["nope"]),
-            "no column `nope`; there are bytes, fixed, float16",
-        ),
-        (Mds::builder().columns(["int", "int"]), "asked for twice"),
-        (Mds::builder().columns(Vec::<String>::new()), "0 columns"),
-        (
-            Mds::builder().raw(Field::fixed("nope", DType::U8, [])),
+            Mds::builder().raw(fixed("nope", DType::U8, &[])),
             "no column `nope`",
         ),
         (
-            Mds::builder()
-                .columns(["int"])
-                .raw(Field::fixed("free", DType::I16, [6])),
-            "not among those asked for",
+            of("int").raw(fixed("free", DType::I16, &[6])),
+            "not one of the selected columns",
         ),
-        (
-            Mds::builder()
-                .columns(["shaped"])
-                .raw(Field::fixed("shaped", DType::F64, [6])),
-            "its arrays are f32, the field is f64",
-        ),
-        (
-            Mds::builder()
-                .columns(["int"])
-                .raw(Field::fixed("int", DType::I64, [2])),
-            "its values have 8 bytes, the field 16",
-        ),
-        (
-            Mds::builder()
-                .columns(["fixed"])
-                .raw(Field::up_to("fixed", DType::U8, 12)),
-            "its values have 12 bytes",
-        ),
+        (shaped, "its arrays are f32, the field is f64"),
+        (int, "its values have 8 bytes, the field has 16"),
+        (up_to, "its values have 12 bytes"),
     ];
     for (builder, words) in cases {
-        let error = builder.open(fixture("raw")).err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert!(error.to_string().contains(words), "{error}");
+        must_fail(builder.open(fixture("raw")), ErrorKind::Config, words);
     }
     // A single sample with another shape is the sample's error.
+    let turned = fixed("free", DType::I16, &[3, 2]);
+    let halves = fixed("free", DType::F16, &[2, 3]);
     let cases = [
-        (
-            Field::fixed("free", DType::I16, [3, 2]),
-            "shape [2, 3], expected [3, 2]",
-        ),
-        (
-            Field::fixed("free", DType::F16, [2, 3]),
-            "an array of i16, expected f16",
-        ),
+        (turned, "shape [2, 3], expected [3, 2]"),
+        (halves, "an array of i16, expected f16"),
         (
             Field::up_to("free", DType::I16, 6),
             "shape [2, 3], expected",
         ),
     ];
     for (field, words) in cases {
-        let mds = Mds::builder()
-            .columns(["int", "free"])
-            .raw(field)
-            .open(fixture("raw"))
-            .unwrap();
-        let error = fuzzing::sample(&mds, 1).unwrap_err();
-        assert!(
-            error.to_string().contains(words) && error.to_string().contains("column `free`"),
-            "{error}"
-        );
+        let mds = Mds::builder().columns(["int", "free"]).raw(field);
+        let mds = mds.open(fixture("raw")).unwrap();
+        let error = must_say(fuzzing::sample(&mds, 1), words);
+        assert_says(&error, "column `free`");
         assert_eq!(error.site().sample, Some(1));
     }
 }
@@ -814,20 +606,15 @@ fn a_flipped_byte_of_the_index_is_an_error_or_changes_nothing() {
             let Ok(mds) = fuzzing::mds(&bytes, &shard) else {
                 continue;
             };
-            assert_eq!(
-                all(&mds).unwrap(),
-                oracle.samples,
-                "byte {at} bits {bits:02x}"
-            );
+            let samples = all(&mds).unwrap();
+            assert_eq!(samples, oracle.samples, "byte {at} bits {bits:02x}");
             assert_eq!(mds.schema(), oracle.open(&shard).unwrap().schema());
             unchanged.push(at);
         }
     }
-    assert!(
-        unchanged.len() < index.len(),
-        "most of it matters: {}",
-        unchanged.len()
-    );
+    // Most of it matters.
+    let count = unchanged.len();
+    assert!(count < index.len(), "{count}");
 }
 
 #[cfg(feature = "zstd")]
@@ -838,21 +625,15 @@ mod compressed {
     fn zstd_shards_of_streaming_have_the_values_it_reads() {
         let mds = builder().open(fixture("zstd")).unwrap();
         assert_eq!(mds.chunked().unwrap().starts().last(), Some(&11));
-        compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
-        assert!(
-            mds.describe().contains("4 compressed by zstd"),
-            "{}",
-            mds.describe()
-        );
+        compare(&mds, "values.json");
+        assert_says(mds.describe(), "4 compressed by zstd");
     }
 
     #[test]
     fn lists_in_compressed_shards_have_their_values() {
-        let mds = Mds::builder()
-            .up_to("*", 300)
-            .open(fixture("lists-zstd"))
-            .unwrap();
-        compare(mds.schema(), &all(&mds).unwrap(), &fixture("lists.json"));
+        let mds = Mds::builder().up_to("*", 300);
+        let mds = mds.open(fixture("lists-zstd")).unwrap();
+        compare(&mds, "lists.json");
     }
 
     #[test]
@@ -864,11 +645,8 @@ mod compressed {
             .map(|fields| fields.iter().map(|value| value.len() as u64).sum::<u64>());
         let row = rows.max().unwrap() + 4 * mds.schema().len() as u64;
         for field in 0..mds.schema().len() {
-            let longest = values
-                .iter()
-                .map(|fields| fields[field].len() as u64)
-                .max()
-                .unwrap();
+            let lens = values.iter().map(|fields| fields[field].len() as u64);
+            let longest = lens.max().unwrap();
             let found = mds.field_bytes_max(field).unwrap();
             assert!(
                 (longest..=row).contains(&found),
@@ -879,32 +657,19 @@ mod compressed {
         let samples = (0..40_000_usize)
             .map(|k| vec![crate::common::noise(k * 7 % 29, k as u64)])
             .collect();
-        let oracle = Oracle {
-            columns: vec![("bytes", None)],
-            samples,
-        };
+        let columns = vec![("bytes", None)];
+        let oracle = Oracle { columns, samples };
         let shard = oracle.shard();
         let zip = packed(&shard, false);
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(zip.len())), &zip).unwrap();
-        let longest = oracle
-            .samples
-            .iter()
-            .map(|fields| fields[0].len() as u64)
-            .max()
-            .unwrap();
-        assert_eq!(mds.field_bytes_max(0).unwrap(), longest);
+        let lens = oracle.samples.iter().map(|fields| fields[0].len() as u64);
+        assert_eq!(mds.field_bytes_max(0).unwrap(), lens.max().unwrap());
         // A hostile number of samples takes no memory.
         let index = String::from_utf8(oracle.index(shard.len(), Some(zip.len()))).unwrap();
         let index = index.replace("\"samples\":40000", "\"samples\":4000000000");
-        let error = fuzzing::mds(index.as_bytes(), &zip)
-            .unwrap()
-            .field_bytes_max(0)
-            .unwrap_err();
-        assert!(
-            error.kind() == ErrorKind::Truncated
-                && error.to_string().contains("4000000000 samples"),
-            "{error}"
-        );
+        let mds = fuzzing::mds(index.as_bytes(), &zip).unwrap();
+        let most = mds.field_bytes_max(0);
+        must_fail(most, ErrorKind::Truncated, "4000000000 samples");
     }
 
     #[test]
@@ -920,7 +685,7 @@ mod compressed {
             }
             let mds = builder().open(dir.path("")).unwrap();
             assert_eq!(mds.chunked().is_some(), raw.len() == 1);
-            compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
+            compare(&mds, "values.json");
         }
     }
 
@@ -929,33 +694,19 @@ mod compressed {
         for (mode, direct) in readers() {
             for order in [Order::sequential(), Order::shuffled(5)] {
                 let mds = builder().columns(NUMBERS).open(fixture("zstd")).unwrap();
-                let builder = Loader::builder(mds)
-                    .order(order)
-                    .batch_size(3)
-                    .workers(2)
-                    .tuning(|t| t.reader(mode).direct(direct));
-                batches_are_right(&build(builder), 11);
+                let builder = Loader::builder(mds).order(order);
+                let builder = builder.tuning(|t| t.reader(mode).direct(direct));
+                batches_are_right(&build(builder.batch_size(3).workers(2)), 11);
             }
         }
-        let part = builder()
-            .columns(NUMBERS)
-            .open(fixture("zstd"))
-            .unwrap()
-            .subset([10, 3, 7])
-            .unwrap();
+        let whole = builder().columns(NUMBERS).open(fixture("zstd")).unwrap();
+        let part = whole.subset([10, 3, 7]).unwrap();
         let loader = build(Loader::builder(part).batch_size(3));
         let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
-        let int = |id: usize| {
-            i64::from_le_bytes(
-                hex(&parse(&fixture("values.json"))[id]["int"])
-                    .try_into()
-                    .unwrap(),
-            )
-        };
-        assert_eq!(
-            batch.field("int").unwrap().as_slice::<i64>().unwrap(),
-            [10, 3, 7].map(int)
-        );
+        let values = parse(&fixture("values.json"));
+        let int = |id: usize| i64::from_le_bytes(hex(&values[id]["int"]).try_into().unwrap());
+        let found = batch.field("int").unwrap().as_slice::<i64>().unwrap();
+        assert_eq!(found, [10, 3, 7].map(int));
     }
 
     fn packed(shard: &[u8], checksum: bool) -> Vec<u8> {
@@ -1039,31 +790,22 @@ mod compressed {
         let oracle = Oracle::small();
         let shard = oracle.shard();
         let bomb = packed(&vec![0; 64 << 20], false);
-        let error = fuzzing::mds(&oracle.index(shard.len(), Some(bomb.len())), &bomb).unwrap_err();
-        assert!(
-            error.to_string().contains("decompresses to 67108864 bytes"),
-            "{error}"
-        );
+        let open = |zip: &[u8]| fuzzing::mds(&oracle.index(shard.len(), Some(zip.len())), zip);
+        must_say(open(&bomb), "decompresses to 67108864 bytes");
         // A first frame that fits, with more data after it.
         let two = [packed(&shard, false), packed(&[0; 1 << 20], false)].concat();
-        let mds = fuzzing::mds(&oracle.index(shard.len(), Some(two.len())), &two).unwrap();
-        assert_eq!(
-            fuzzing::chunk(&mds, 0).unwrap_err().kind(),
-            ErrorKind::Decode
-        );
+        let error = fuzzing::chunk(&open(&two).unwrap(), 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Decode);
         // A shorter frame.
         let short = packed(&shard[..shard.len() - 1], false);
-        let mds = fuzzing::mds(&oracle.index(shard.len(), Some(short.len())), &short).unwrap();
-        let error = fuzzing::chunk(&mds, 0).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Truncated);
-        assert!(error.to_string().contains("the index says"), "{error}");
+        let chunk = fuzzing::chunk(&open(&short).unwrap(), 0);
+        must_fail(chunk, ErrorKind::Truncated, "the index says");
     }
 }
 
 #[cfg(not(feature = "zstd"))]
 #[test]
 fn a_compressed_shard_without_the_feature_is_an_error() {
-    let error = builder().open(fixture("zstd")).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("feature `zstd`"), "{error}");
+    let refused = builder().open(fixture("zstd"));
+    must_fail(refused, ErrorKind::Config, "feature `zstd`");
 }

@@ -3,8 +3,8 @@
 //! `bindfs` is installed and may mount.
 
 use crate::common::cached::{counts, fill_blocks, wait_for};
-use crate::common::got::{Got, same};
-use crate::common::{DEADLINE, Dir, answer, noise};
+use crate::common::got::{Got, bytes_of, same};
+use crate::common::{DEADLINE, Dir, answer, assert_says, noise};
 use feedline::dataset::{Dataset, Records};
 use feedline::storage::{Cache, Mode};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
@@ -184,7 +184,7 @@ fn a_cold_half_filled_and_full_cache_deliver_the_files_bytes() {
                     counts(&full)
                 );
                 let why = full.report().choice.why.join("; ");
-                assert!(why.contains("is kept in the cache"), "{why}");
+                assert_says(&why, "is kept in the cache");
             }
         }
     }
@@ -221,10 +221,7 @@ fn a_replaced_file_is_never_read_from_its_old_blocks() {
         for ((way, replace), seed) in ways.into_iter().zip(30..) {
             replace(&mount, &new(seed));
             let loader = mount.loader(&order);
-            let got: Vec<u8> = Got::epoch(&loader, 0)
-                .iter()
-                .flat_map(|got| got.fields[0].bytes.clone())
-                .collect();
+            let got = bytes_of(&Got::epoch(&loader, 0), "record");
             assert!(got[..RECORD * COUNT / 2] == new(seed), "{way}");
             same(&Got::epoch(&loader, 0), &mount.expected(&order), way);
             assert!(counts(&loader).hits > 0, "{way}: {}", counts(&loader));
@@ -258,7 +255,7 @@ fn a_file_that_changes_in_a_run_is_an_error_that_names_it() {
             }
             let error = answer(|| counts(&loader), || Got::try_epoch(&loader, 0).err());
             assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
-            assert!(error.to_string().contains("a.bin"), "{error}");
+            assert_says(&error, "a.bin");
             let again = Got::try_epoch(&loader, 0).unwrap_err();
             assert_eq!(
                 again.kind(),

@@ -1,12 +1,13 @@
 //! safetensors: numpy's and torch's values are read one by one; a damaged file is an error that
 //! names the damage.
 
-use crate::common::Dir;
 use crate::common::numeric;
 use crate::common::numeric::{Case, Row, cases, check, fixture, flips_each, one, seen, sweep};
+use crate::common::{Dir, assert_says, must_say};
+use feedline::ErrorKind::{Decode, Empty, Limit, NotFound, Shape};
+use feedline::Loader;
 use feedline::dataset::{Dataset, SafeTensors};
 use feedline::tensor::{DType, bf16};
-use feedline::{ErrorKind, Loader};
 
 fn file(name: &str) -> std::path::PathBuf {
     fixture("safetensors").join(name)
@@ -104,42 +105,38 @@ fn an_incompatible_file_is_named() {
     let cases = [
         (
             SafeTensors::open(file("uneven.safetensors")),
-            ErrorKind::Shape,
+            Shape,
             "different first dimensions",
         ),
         (
             SafeTensors::open(file("scalar.safetensors")),
-            ErrorKind::Shape,
+            Shape,
             "a scalar has no rows",
         ),
         (
             SafeTensors::open(file("complex.safetensors")),
-            ErrorKind::Decode,
+            Decode,
             "`x` is C64",
         ),
         (
             of(&["z"]).open(file("uneven.safetensors")),
-            ErrorKind::Empty,
+            Empty,
             "no tensors",
         ),
         (
             of(&["x", "z"]).open(file("uneven.safetensors")),
-            ErrorKind::Decode,
+            Decode,
             "no tensor `z`",
         ),
         (
             SafeTensors::open(file("{torch-0,numpy}.safetensors")),
-            ErrorKind::Decode,
+            Decode,
             "no tensor `",
         ),
-        (
-            SafeTensors::open(file("cases.txt")),
-            ErrorKind::Limit,
-            "cases.txt",
-        ),
+        (SafeTensors::open(file("cases.txt")), Limit, "cases.txt"),
         (
             SafeTensors::open(file("gone.safetensors")),
-            ErrorKind::NotFound,
+            NotFound,
             "gone",
         ),
     ];
@@ -189,14 +186,11 @@ fn an_extra_tensor_in_a_later_file_is_an_error() {
     };
     write("0.safetensors", &["x"]);
     write("1.safetensors", &["x", "y"]);
-    let error = SafeTensors::open(dir.path("")).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`y` is a tensor of this file but not of the first one: path="),
-        "{error}"
+    let error = must_say(
+        SafeTensors::open(dir.path("")),
+        "`y` is a tensor of this file but not of the first one: path=",
     );
-    assert!(error.to_string().contains("1.safetensors"), "{error}");
+    assert_says(&error, "1.safetensors");
     assert_eq!(
         SafeTensors::builder()
             .tensors(["x"])

@@ -1,7 +1,7 @@
 //! A folder becomes shards: the same samples, the same bytes every time and after every kill, no
 //! silent loss.
 
-use crate::common::{Dir, child, here, in_child, process, sweep};
+use crate::common::{Dir, assert_says, child, here, in_child, process, sweep};
 use feedline::dataset::{Dataset, Tar, Verify};
 use feedline::order::Draws;
 use feedline::prepare::{Event, Finished, Format, Plan, Shards};
@@ -389,12 +389,7 @@ fn a_damaged_picture_ends_the_work_or_is_in_the_ledger() {
         "{error}"
     );
     assert_eq!(error.site().sample, Some(4), "{error}");
-    assert!(
-        error
-            .message()
-            .contains("`skip_damaged(true)` leaves damaged pictures out"),
-        "{error}"
-    );
+    assert_says(&error, "`skip_damaged(true)` leaves damaged pictures out");
     let left = ["plan.fdp", "shard-000000.tar", "tasks/000000.tsv"];
     assert_eq!(
         names(&dir.path("refused")),
@@ -433,12 +428,7 @@ fn a_damaged_picture_ends_the_work_or_is_in_the_ledger() {
     let error = write(&shards, &from, &dir.path("half")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     dir.write("in/class2/0000.jpg", b"");
-    assert!(
-        finished
-            .to_string()
-            .contains("damaged     3, listed in damaged.tsv"),
-        "{finished}"
-    );
+    assert_says(&finished, "damaged     3, listed in damaged.tsv");
     let ledger = std::fs::read_to_string(to.join("damaged.tsv")).unwrap();
     let lines: Vec<&str> = ledger.lines().skip(1).collect();
     assert_eq!(lines.len(), 3, "{ledger}");
@@ -508,10 +498,7 @@ fn a_stopped_write_goes_on_where_it_was() {
             (ErrorKind::Cancelled, vec![(0, 100, 600), (1, 200, 600)]),
             "{error}"
         );
-        assert!(
-            error.message().contains("stopped after 2 of 6 shards"),
-            "{error}"
-        );
+        assert_says(&error, "stopped after 2 of 6 shards");
         assert!(content(&to).keys().all(|name| name != "manifest.tsv"));
         let mut done = Vec::new();
         let mut skipped = Vec::new();

@@ -87,32 +87,42 @@ impl Made {
     #[track_caller]
     fn is_mirrored(&self, row: &[u8], pixels: &[u8]) -> bool {
         let mirrored = row == self.picture(pixels, true);
-        assert!(
-            mirrored || row == self.picture(pixels, false),
-            "{self:?}: neither the picture nor its mirror image"
-        );
+        let is_picture = mirrored || row == self.picture(pixels, false);
+        assert!(is_picture, "{self:?}: neither it nor its mirror image");
         mirrored
     }
 }
 
-/// `count` pictures in memory, with a label each.
-fn pictures(count: usize, dims: [usize; 3]) -> (LoaderBuilder, Vec<u8>) {
-    let bytes = noise(count * dims.iter().product::<usize>(), 5);
+/// Bytes of `count` pictures.
+fn pixels(count: usize, dims: [usize; 3]) -> Vec<u8> {
+    noise(count * dims.iter().product::<usize>(), 5)
+}
+
+/// A loader of these pictures in memory, with a label each.
+fn pictures(count: usize, dims: [usize; 3]) -> LoaderBuilder {
     let records = Records::builder(dims.iter().product()).field("image", DType::U8, dims);
-    let records = records
-        .classes((0..count as i64).collect())
-        .open_bytes(bytes.clone())
-        .unwrap();
-    (Loader::builder(records), bytes)
+    let records = records.classes((0..count as i64).collect());
+    Loader::builder(records.open_bytes(pixels(count, dims)).unwrap())
+}
+
+/// Three batches of pictures that become numbers of this dtype.
+fn finished(dtype: DType) -> LoaderBuilder {
+    let builder = pictures(10, [4, 4, 3]).batch_size(4);
+    builder.finish("image", Finish::to(dtype))
+}
+
+/// A loader on the GPU whose rows are copied there.
+fn staged(machine: &Machine, builder: LoaderBuilder) -> Loader {
+    build(machine.on_gpu(builder, Gds::Off))
 }
 
 /// Checks that both devices deliver the same; gives the host's batches.
 fn both(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, what: &str) -> Vec<Got> {
     let host = build(make());
-    let gpu = build(machine.on_gpu(make(), Gds::Off));
+    let gpu = staged(machine, make());
     assert_eq!(gpu.spec(), host.spec(), "{what}");
-    let right = Got::try_epoch(&host, 0).unwrap();
-    same(&Got::try_epoch(&gpu, 0).unwrap(), &right, what);
+    let right = Got::epoch(&host, 0);
+    same(&Got::epoch(&gpu, 0), &right, what);
     right
 }
 
@@ -121,15 +131,9 @@ fn rows(batches: &[Got]) -> BTreeMap<u64, Vec<u8>> {
     let mut rows = BTreeMap::new();
     for batch in batches {
         let bytes = batch.bytes("image");
-        for (id, row) in batch
-            .ids
-            .iter()
-            .zip(bytes.chunks(bytes.len() / batch.ids.len()))
-        {
-            if *id != u64::MAX {
-                rows.insert(*id, row.to_vec());
-            }
-        }
+        let all = bytes.chunks(bytes.len() / batch.ids.len());
+        let all = batch.ids.iter().copied().zip(all.map(<[u8]>::to_vec));
+        rows.extend(all.filter(|(id, _)| *id != u64::MAX));
     }
     rows
 }
@@ -153,13 +157,12 @@ fn every_finished_dtype_and_layout_follows_the_rule() {
                 };
                 let make = || {
                     pictures(11, dims)
-                        .0
                         .batch_size(4)
                         .order(Order::shuffled(3))
                         .finish("image", made.finish())
                 };
                 let batches = both(machine, &make, &format!("{made:?}"));
-                let (_, pixels) = pictures(11, dims);
+                let pixels = pixels(11, dims);
                 let found = rows(&batches);
                 assert_eq!(found.len(), 11);
                 let mirrored = found.iter().filter(|(id, row)| {
@@ -167,11 +170,7 @@ fn every_finished_dtype_and_layout_follows_the_rule() {
                     made.is_mirrored(row, &pixels[**id as usize * bytes..][..bytes])
                 });
                 match (mirrored.count(), flip) {
-                    (0, 0.0) | (11, 1.0) => {}
-                    (count, 0.5) => assert!(
-                        (1..11).contains(&count),
-                        "{count} of 11 with probability 0.5"
-                    ),
+                    (0, 0.0) | (11, 1.0) | (1..11, 0.5) => {}
                     (count, _) => panic!("{count} of 11 with probability {flip}"),
                 }
             }
@@ -186,44 +185,32 @@ fn mirroring_depends_on_seed_epoch_and_sample_alone() {
         let base = || {
             let finish = Finish::to(DType::F16).flip(0.5);
             pictures(40, dims)
-                .0
                 .order(Order::shuffled(3))
                 .finish("image", finish)
         };
-        let rows_of = |loader: Loader, epoch| rows(&Got::try_epoch(&loader, epoch).unwrap());
+        let rows_of = |loader: Loader, epoch| rows(&Got::epoch(&loader, epoch));
         let right = rows_of(build(base().batch_size(8)), 0);
         for (workers, batch) in [(1, 1), (3, 7), (2, 40)] {
             let make = || base().workers(workers).batch_size(batch);
-            assert!(
-                rows_of(build(make()), 0) == right,
-                "host, {workers} workers, {batch}"
-            );
-            assert!(
-                rows_of(build(machine.on_gpu(make(), Gds::Off)), 0) == right,
-                "GPU, {workers} workers, {batch}"
-            );
+            let here = rows_of(build(make()), 0);
+            assert!(here == right, "host, {workers} workers, {batch}");
+            let there = rows_of(staged(machine, make()), 0);
+            assert!(there == right, "GPU, {workers} workers, {batch}");
         }
         let mut together = BTreeMap::new();
         for rank in 0..3 {
             let shard = base().global_batch(9).rank(Rank::new(rank, 3).unwrap());
-            together.extend(rows_of(build(machine.on_gpu(shard, Gds::Off)), 0));
+            together.extend(rows_of(staged(machine, shard), 0));
         }
         assert!(together == right, "three ranks");
         // Other samples have another order, but each sample is drawn independently.
         let sequential = base().order(Order::sequential()).seed(3).batch_size(8);
-        assert!(
-            rows_of(build(machine.on_gpu(sequential, Gds::Off)), 0) == right,
-            "another order"
-        );
+        let found = rows_of(staged(machine, sequential), 0);
+        assert!(found == right, "another order");
         for (builder, epoch) in [(base().seed(4), 0), (base(), 1)] {
-            let other = rows_of(
-                build(machine.on_gpu(builder.batch_size(8), Gds::Off)),
-                epoch,
-            );
-            assert!(
-                other.keys().eq(right.keys()) && other != right,
-                "other seeds and epochs draw anew"
-            );
+            let other = rows_of(staged(machine, builder.batch_size(8)), epoch);
+            let is_anew = other.keys().eq(right.keys()) && other != right;
+            assert!(is_anew, "other seeds and epochs draw anew");
         }
     });
 }
@@ -274,20 +261,16 @@ fn transforms_see_bytes_before_they_become_floats() {
         for (number, (change, rule)) in cases.into_iter().enumerate() {
             for last in [LastBatch::Keep, LastBatch::Mask] {
                 let make = || {
-                    change(pictures(10, dims).0.batch_size(4).last_batch(last))
+                    change(pictures(10, dims).batch_size(4).last_batch(last))
                         .finish("image", made.finish())
                 };
                 let batches = both(machine, &make, &format!("case {number}, {last:?}"));
-                let (_, pixels) = pictures(10, dims);
+                let pixels = pixels(10, dims);
                 for (id, row) in rows(&batches) {
-                    let pixels: Vec<u8> = pixels[id as usize * 60..][..60]
-                        .iter()
-                        .map(|byte| rule(*byte))
-                        .collect();
-                    assert!(
-                        !made.is_mirrored(&row, &pixels),
-                        "case {number}, sample {id}"
-                    );
+                    let mut pixels = pixels[id as usize * 60..][..60].to_vec();
+                    pixels.iter_mut().for_each(|byte| *byte = rule(*byte));
+                    let is_mirrored = made.is_mirrored(&row, &pixels);
+                    assert!(!is_mirrored, "case {number}, sample {id}");
                 }
             }
         }
@@ -307,46 +290,31 @@ fn padding_rows_are_pictures_and_blank_rows_are_zero() {
                 flip: 0.5,
                 normal: true,
             };
-            for last in [
-                LastBatch::Keep,
-                LastBatch::Mask,
-                LastBatch::Pad,
-                LastBatch::Drop,
-            ] {
+            for last in ALL_LAST {
                 let make = || {
-                    let builder = pictures(10, dims).0.batch_size(4).last_batch(last);
-                    let builder = if map_batch {
-                        builder.map_batch(|_, _| Ok(()))
-                    } else {
-                        builder
+                    let builder = pictures(10, dims).batch_size(4).last_batch(last);
+                    let builder = match map_batch {
+                        true => builder.map_batch(|_, _| Ok(())),
+                        false => builder,
                     };
                     builder.finish("image", made.finish())
                 };
                 // Twice, so that slots and buffers hold old data.
-                let gpu = build(machine.on_gpu(make(), Gds::Off));
+                let gpu = staged(machine, make());
                 let host = build(make());
                 for epoch in 0..2 {
-                    let batches = Got::try_epoch(&host, epoch).unwrap();
-                    same(&Got::try_epoch(&gpu, epoch).unwrap(), &batches, "again");
+                    let batches = Got::epoch(&host, epoch);
+                    same(&Got::epoch(&gpu, epoch), &batches, "again");
                     for batch in &batches {
-                        for (id, row) in batch
-                            .ids
-                            .iter()
-                            .zip(batch.bytes("image").chunks(made.bytes()))
-                        {
-                            assert_eq!(
-                                *id == u64::MAX,
-                                row.iter().all(|byte| *byte == 0),
-                                "{last:?}, {id}"
-                            );
+                        let rows = batch.bytes("image").chunks(made.bytes());
+                        for (id, row) in batch.ids.iter().zip(rows) {
+                            let is_zero = row.iter().all(|byte| *byte == 0);
+                            assert_eq!(*id == u64::MAX, is_zero, "{last:?}, {id}");
                         }
                     }
-                    let rows: usize = batches.iter().map(|batch| batch.ids.len()).sum();
-                    let blank = batches
-                        .iter()
-                        .flat_map(|batch| &batch.ids)
-                        .filter(|id| **id == u64::MAX)
-                        .count();
+                    let ids = || batches.iter().flat_map(|batch| &batch.ids);
+                    let rows = ids().count();
+                    let blank = ids().filter(|id| **id == u64::MAX).count();
                     let right = match last {
                         LastBatch::Mask => (12, 2),
                         LastBatch::Pad => (12, 0),
@@ -364,15 +332,9 @@ fn padding_rows_are_pictures_and_blank_rows_are_zero() {
 fn pair(dir: &Dir) -> std::path::PathBuf {
     let header = r#"{"left":{"dtype":"U8","shape":[9,4,6,3],"data_offsets":[0,648]},"label":{"dtype":"I64","shape":[9],"data_offsets":[648,720]},"right":{"dtype":"U8","shape":[9,8,2,1],"data_offsets":[720,864]}}"#;
     let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
-    dir.write(
-        "pair.safetensors",
-        &[
-            &(header.len() as u64).to_le_bytes()[..],
-            header.as_bytes(),
-            &noise(864, 8),
-        ]
-        .concat(),
-    )
+    let len = (header.len() as u64).to_le_bytes();
+    let bytes = [&len[..], header.as_bytes(), &noise(864, 8)].concat();
+    dir.write("pair.safetensors", &bytes)
 }
 
 #[test]
@@ -397,10 +359,9 @@ fn two_finished_fields_keep_their_names_and_places() {
             Field::fixed("label", DType::I64, []),
             Field::fixed("right", DType::BF16, [8, 2, 1]),
         ];
-        let names = |keep: &[usize]| keep.iter().map(|at| spec[*at].clone()).collect::<Vec<_>>();
         let whole = build(finished());
         assert_eq!(whole.spec(), spec);
-        let whole = Got::try_epoch(&whole, 0).unwrap();
+        let whole = Got::epoch(&whole, 0);
         assert_eq!(whole[0].fields[0].shape, [4, 3, 4, 6]);
         let mut draws = (0, 0);
         for batch in &whole {
@@ -428,84 +389,49 @@ fn two_finished_fields_keep_their_names_and_places() {
         }
         assert!(draws.1 == 9 && draws.0 > 0, "each field is drawn by itself");
         for keep in [&[0, 1, 2][..], &[0], &[2, 1], &[1]] {
-            let names: Vec<String> = names(keep)
-                .iter()
-                .map(|field| field.name().to_string())
-                .collect();
-            let make = || finished().keep(names.iter().map(String::as_str));
-            assert_eq!(build(make()).spec(), self::names(&spec, keep));
-            let batches = both(machine, &make, &format!("{names:?}"));
+            let fields: Vec<_> = keep.iter().map(|at| spec[*at].clone()).collect();
+            let make = || finished().keep(fields.iter().map(Field::name));
+            assert_eq!(build(make()).spec(), fields);
+            let batches = both(machine, &make, &format!("{keep:?}"));
             for (batch, whole) in batches.iter().zip(&whole) {
-                assert!(
-                    batch
-                        .fields
-                        .iter()
-                        .all(|field| whole.fields.contains(field)),
-                    "{names:?}"
-                );
+                let is_there = |field: &Array| whole.fields.contains(field);
+                assert!(batch.fields.iter().all(is_there), "{keep:?}");
             }
         }
     });
 }
 
-fn names(spec: &[Field], keep: &[usize]) -> Vec<Field> {
-    keep.iter().map(|at| spec[*at].clone()).collect()
-}
-
 #[test]
 fn build_refuses_a_field_that_cannot_be_finished() {
     on_machine(|machine| {
-        let to = || Finish::to(DType::F32);
-        type Make = fn(LoaderBuilder) -> LoaderBuilder;
-        let cases: [(Make, &str); 6] = [
-            (
-                |builder| builder.finish("picture", Finish::to(DType::F32)),
-                "names `picture`, which is no field of the batch; there are image, label",
-            ),
-            (
-                |builder| {
-                    builder
-                        .finish("image", Finish::to(DType::F32))
-                        .finish("image", Finish::to(DType::F16))
-                },
-                "field `image` is finished twice",
-            ),
-            (
-                |builder| builder.finish("label", Finish::to(DType::F32)),
-                "field `label` cannot be finished",
-            ),
-            (
-                |builder| builder.finish("image", Finish::to(DType::I32)),
-                "`image` cannot be finished: the dtype is",
-            ),
-            (
-                |builder| builder.finish("image", Finish::to(DType::F32).flip(2.0)),
-                "flip probability is 2",
-            ),
-            (
-                |builder| {
-                    builder.finish(
-                        "image",
-                        Finish::to(DType::F32).mean_std(&[0.5; 2], &[1.0; 2]),
-                    )
-                },
-                "`image` cannot be finished: 2 values of mean",
-            ),
+        let f32 = || Finish::to(DType::F32);
+        let [half, whole] = [DType::F16, DType::I32].map(Finish::to);
+        let two_means = f32().mean_std(&[0.5; 2], &[1.0; 2]);
+        let no_field =
+            "names `picture`, which is not a field of the batch; its fields are image, label";
+        let twice = "field `image` is finished twice";
+        let no_dtype = "`image` cannot be finished: the dtype is";
+        let no_mean = "`image` cannot be finished: 2 values of mean";
+        let cases = [
+            (vec![("picture", f32())], no_field),
+            (vec![("image", f32()), ("image", half)], twice),
+            (vec![("label", f32())], "field `label` cannot be finished"),
+            (vec![("image", whole)], no_dtype),
+            (vec![("image", f32().flip(2.0))], "flip probability is 2"),
+            (vec![("image", two_means)], no_mean),
         ];
-        for (change, words) in cases {
+        for (finishes, words) in cases {
             for on_gpu in [false, true] {
-                let builder = change(pictures(3, [2, 2, 3]).0);
-                let builder = if on_gpu {
-                    machine.on_gpu(builder, Gds::Auto)
-                } else {
-                    builder
-                };
+                let mut builder = pictures(3, [2, 2, 3]);
+                for (field, finish) in finishes.clone() {
+                    builder = builder.finish(field, finish);
+                }
+                if on_gpu {
+                    builder = machine.on_gpu(builder, Gds::Auto);
+                }
                 let error = builder.build().unwrap_err();
-                assert_eq!(
-                    (error.kind(), error.stage()),
-                    (ErrorKind::Config, Stage::Build),
-                    "{error}"
-                );
+                let seen = (error.kind(), error.stage());
+                assert_eq!(seen, (ErrorKind::Config, Stage::Build), "{error}");
                 assert!(error.to_string().contains(words), "{words}: {error}");
             }
         }
@@ -513,21 +439,12 @@ fn build_refuses_a_field_that_cannot_be_finished() {
             .field("image", DType::U8, [2, 2, 5])
             .open_bytes([0; 20])
             .unwrap();
-        let error = Loader::builder(five)
-            .finish("image", to())
-            .build()
-            .unwrap_err();
-        assert!(
-            error.to_string().contains("1 to 4 channels")
-                && error.to_string().contains("[2, 2, 5]"),
-            "{error}"
-        );
-        let (builder, _) = pictures(3, [2, 2, 3]);
-        let error = builder
-            .keep(["label"])
-            .finish("label", to())
-            .build()
-            .unwrap_err();
+        let builder = Loader::builder(five).finish("image", f32());
+        let said = builder.build().unwrap_err().to_string();
+        let is_told = said.contains("1 to 4 channels") && said.contains("[2, 2, 5]");
+        assert!(is_told, "{said}");
+        let builder = pictures(3, [2, 2, 3]).keep(["label"]);
+        let error = builder.finish("label", f32()).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     });
 }
@@ -544,10 +461,8 @@ fn finished_pictures_equal_those_of_the_decoder() {
             ("b", ["422.jpg", "restart.jpg", "progressive.jpg"]),
         ] {
             for name in names {
-                dir.write(
-                    &format!("{class}/{name}"),
-                    &std::fs::read(root.join(name)).unwrap(),
-                );
+                let bytes = std::fs::read(root.join(name)).unwrap();
+                dir.write(&format!("{class}/{name}"), &bytes);
             }
         }
         for dtype in DTYPES {
@@ -556,7 +471,7 @@ fn finished_pictures_equal_those_of_the_decoder() {
                 .normalize([MEAN[0], MEAN[1], MEAN[2]], [STD[0], STD[1], STD[2]]);
             let by_decoder = by_decoder.layout(PixelLayout::Nchw);
             let open = || Loader::builder(Images::open(dir.path("")).unwrap()).batch_size(4);
-            let decoded = Got::try_epoch(&build(open().decode(by_decoder)), 0).unwrap();
+            let decoded = Got::epoch(&build(open().decode(by_decoder)), 0);
             let finish = Finish::to(dtype)
                 .mean_std(&MEAN[..3], &STD[..3])
                 .channels_first();
@@ -565,11 +480,8 @@ fn finished_pictures_equal_those_of_the_decoder() {
                     .decode(Image::resize(31, 44))
                     .finish("image", finish.clone())
             };
-            same(
-                &both(machine, &make, "decoded"),
-                &decoded,
-                "decoder and finish",
-            );
+            let batches = both(machine, &make, "decoded");
+            same(&batches, &decoded, "decoder and finish");
         }
     });
 }
@@ -585,40 +497,30 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
             let make = || {
                 let finish = Finish::to(DType::F32).channels_first().flip(flip);
                 pictures(count, dims)
-                    .0
                     .batch_size(batch)
                     .keep(["image"])
                     .finish("image", finish)
             };
-            let loader = build(machine.on_gpu(make(), Gds::Off));
-            same(
-                &Got::try_epoch(&loader, 0).unwrap(),
-                &Got::try_epoch(&build(make()), 0).unwrap(),
-                "bytes",
-            );
+            let loader = staged(machine, make());
+            let right = Got::epoch(&build(make()), 0);
+            same(&Got::epoch(&loader, 0), &right, "bytes");
             let copies = loader.report().total.copy.unwrap();
             // The gap between two arrays may be copied, too: less than a page per batch.
             let least = count as u64 * (bytes + each);
             let batches = (count / batch) as u64;
             assert_eq!(copies.batches, batches);
-            assert!(
-                (least..least + batches * 4096).contains(&copies.bytes),
-                "{} of {least}",
-                copies.bytes
-            );
+            let copied = copies.bytes;
+            let legal = least..least + batches * 4096;
+            assert!(legal.contains(&copied), "{copied} of {least}");
             let plan = loader.plan();
-            assert_eq!(
-                plan.term(MemoryTerm::SLOTS).each,
-                (8 * bytes as usize).next_multiple_of(4096) + 4096
-            );
+            let pixels = 8 * bytes as usize;
+            let slots = plan.term(MemoryTerm::SLOTS);
+            assert_eq!(slots.each, pixels.next_multiple_of(4096) + 4096);
             // A batch has room for floats alone; two areas hold the bytes of all batches.
             let device = plan.term(MemoryTerm::DEVICE);
             let staging = plan.term(MemoryTerm::STAGING);
             assert_eq!((device.count, staging.count), (3, 2));
-            assert!(
-                device.each < 5 * 8 * bytes as usize
-                    && (1..2).contains(&(staging.each / (8 * bytes as usize)))
-            );
+            assert!(device.each < 5 * pixels && staging.each / pixels == 1);
         }
     });
 }
@@ -626,12 +528,6 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
 #[test]
 fn kernels_that_do_not_load_are_an_error_of_build() {
     on_machine(|machine| {
-        let finished = || {
-            pictures(10, [4, 4, 3])
-                .0
-                .batch_size(4)
-                .finish("image", Finish::to(DType::F32))
-        };
         let before = leaked();
         let jit = "JIT_COMPILER_NOT_FOUND: PTX JIT compiler library not found (221): the driver compiles the kernels";
         for (symbol, calls, code, words) in [
@@ -642,61 +538,44 @@ fn kernels_that_do_not_load_are_an_error_of_build() {
             ("cuMemcpyHtoDAsync_v2", 1, 1, "INVALID_VALUE"),
         ] {
             for call in 0..calls {
-                machine.session.fail_named(
-                    symbol,
-                    machine.session.count(symbol) + call,
-                    code,
-                    false,
-                );
-                let error = machine.on_gpu(finished(), Gds::Off).build().unwrap_err();
+                let nth = machine.session.count(symbol) + call;
+                machine.session.fail_named(symbol, nth, code, false);
+                let builder = machine.on_gpu(finished(DType::F32), Gds::Off);
+                let error = builder.build().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Device, "{error}");
                 let symbol = symbol.trim_end_matches("_v2");
-                assert!(
-                    error
-                        .to_string()
-                        .contains(&format!("{symbol}: CUDA_ERROR_{words}")),
-                    "{error}"
-                );
-                assert_eq!(
-                    (machine.session.live(), leaked()),
-                    (standin::Live::default(), before)
-                );
+                let words = format!("{symbol}: CUDA_ERROR_{words}");
+                assert!(error.to_string().contains(&words), "{error}");
+                assert_eq!(machine.session.live(), standin::Live::default());
+                assert_eq!(leaked(), before);
             }
         }
         // Other loaders do not need them.
         let loads = machine.session.count("cuModuleLoadData");
-        let loader = build(machine.on_gpu(pictures(10, [4, 4, 3]).0.batch_size(4), Gds::Off));
-        assert_eq!(Got::try_epoch(&loader, 0).unwrap().len(), 3);
+        let loader = staged(machine, pictures(10, [4, 4, 3]).batch_size(4));
+        assert_eq!(Got::epoch(&loader, 0).len(), 3);
         assert_eq!(machine.session.count("cuModuleLoadData"), loads);
-        same(
-            &both(machine, &finished, "afterwards"),
-            &Got::try_epoch(&build(finished()), 0).unwrap(),
-            "afterwards",
-        );
+        let batches = both(machine, &|| finished(DType::F32), "afterwards");
+        let right = Got::epoch(&build(finished(DType::F32)), 0);
+        same(&batches, &right, "afterwards");
     });
 }
 
 #[test]
 fn loaders_of_one_device_share_the_module() {
     on_machine(|machine| {
-        let finished = || {
-            pictures(10, [4, 4, 3])
-                .0
-                .batch_size(4)
-                .finish("image", Finish::to(DType::F32))
-        };
         let device = Device::cuda(0).unwrap();
-        let make = || build(finished().device(device.clone()));
+        let make = || build(finished(DType::F32).device(device.clone()));
         let one = make();
         let other = make();
         assert_eq!(machine.session.count("cuModuleLoadData"), 1);
-        let right = Got::try_epoch(&build(finished()), 0).unwrap();
-        same(&Got::try_epoch(&one, 0).unwrap(), &right, "one");
+        let right = Got::epoch(&build(finished(DType::F32)), 0);
+        same(&Got::epoch(&one, 0), &right, "one");
         drop(one);
-        same(&Got::try_epoch(&other, 0).unwrap(), &right, "the other");
+        same(&Got::epoch(&other, 0), &right, "the other");
         drop(other);
         assert_eq!(machine.session.count("cuModuleUnload"), 1);
-        same(&Got::try_epoch(&make(), 0).unwrap(), &right, "a later one");
+        same(&Got::epoch(&make(), 0), &right, "a later one");
         assert_eq!(machine.session.count("cuModuleLoadData"), 2);
     });
 }
@@ -704,38 +583,24 @@ fn loaders_of_one_device_share_the_module() {
 #[test]
 fn a_launch_that_fails_is_one_error_and_the_next_epoch_is_whole() {
     on_machine(|machine| {
-        let finished = || {
-            pictures(10, [4, 4, 3])
-                .0
-                .batch_size(4)
-                .finish("image", Finish::to(DType::F16))
-        };
-        let right = Got::try_epoch(&build(finished()), 0).unwrap();
-        let loader = build(machine.on_gpu(finished(), Gds::Off));
+        let right = Got::epoch(&build(finished(DType::F16)), 0);
+        let loader = staged(machine, finished(DType::F16));
         for launch in 0..3 {
             let symbol = "cuLaunchKernel";
-            machine
-                .session
-                .fail_named(symbol, machine.session.count(symbol) + launch, 701, false);
+            let nth = machine.session.count(symbol) + launch;
+            machine.session.fail_named(symbol, nth, 701, false);
             let mut batches = loader.epoch(0).unwrap();
             for right in &right[..launch as usize] {
-                same(
-                    &[Got::of(&batches.next().unwrap().unwrap()).unwrap()],
-                    std::slice::from_ref(right),
-                    "before",
-                );
+                let found = Got::of(&batches.next().unwrap().unwrap()).unwrap();
+                same(&[found], std::slice::from_ref(right), "before");
             }
             let error = batches.next().unwrap().unwrap_err();
-            assert!(
-                error
-                    .to_string()
-                    .contains("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
-                "{error}"
-            );
+            let words = "cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
+            assert!(error.to_string().contains(words), "{error}");
             assert_eq!(error.site().batch, Some(launch));
             assert!(batches.next().is_none());
             drop(batches);
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "the next one");
+            same(&Got::epoch(&loader, 0), &right, "the next one");
         }
     });
 }

@@ -119,7 +119,7 @@ fn assert_violation(session: &mut Session, words: &[&str]) {
 
 #[test]
 fn calls_that_a_gpu_refuses_are_refused() {
-    let devices = vec![Gpu::new(1 << 20, ""), Gpu::new(1 << 20, "")];
+    let devices = vec![Gpu::new(1 << 20, ""); 2];
     let _session = begin(Config {
         devices,
         ..Config::default()
@@ -130,38 +130,21 @@ fn calls_that_a_gpu_refuses_are_refused() {
     let memory = pages(0);
     let inside = at(&memory).wrapping_byte_add(4096);
     ok!(cuMemHostRegister_v2(at(&memory), LEN, 0));
-    assert_eq!(
-        cu!(cuMemHostRegister_v2(inside, 4096, 0)),
-        712,
-        "a part that is registered"
-    );
+    let again = cu!(cuMemHostRegister_v2(inside, 4096, 0));
+    assert_eq!(again, 712, "a part that is registered");
     assert_eq!(cu!(cuMemHostUnregister(inside)), 713);
     ok!(cuMemHostUnregister(at(&memory)));
-    assert_eq!(
-        cu!(cuMemHostRegister_v2(
-            at(&memory).wrapping_byte_add(64),
-            4096,
-            0
-        )),
-        1,
-        "no whole page"
-    );
+    let no_page = at(&memory).wrapping_byte_add(64);
+    assert_eq!(cu!(cuMemHostRegister_v2(no_page, 4096, 0)), 1);
     ok!(cuEventDestroy_v2(of_one));
-    assert_eq!(
-        [
-            cu!(cuEventQuery(of_one)),
-            cu!(cuStreamWaitEvent(one, of_one, 0))
-        ],
-        [400; 2],
-        "a destroyed event"
-    );
+    // A destroyed event.
+    assert_eq!(cu!(cuEventQuery(of_one)), 400);
+    assert_eq!(cu!(cuStreamWaitEvent(one, of_one, 0)), 400);
     // Device 1 is current: nothing is enqueued on a stream of device 0, nor its events recorded
     // there.
     enter(1);
-    assert_eq!(
-        [fill(alloc(LEN), one), cu!(cuEventRecord(event(), one))],
-        [400; 2]
-    );
+    assert_eq!(fill(alloc(LEN), one), 400);
+    assert_eq!(cu!(cuEventRecord(event(), one)), 400);
     let mut found = null_mut();
     let mut other = 0;
     ok!(cuCtxPopCurrent_v2(&mut found));
@@ -186,39 +169,22 @@ fn a_copy_reads_pinned_memory_when_it_runs() {
     let mut pinned = pinned(1);
     let mut pageable = pages(1);
     session.hold(true);
-    assert_eq!(
-        (
-            upload(to_pinned, &pinned, stream),
-            upload(to_pageable, &pageable, other)
-        ),
-        (0, 0)
-    );
+    assert_eq!(upload(to_pinned, &pinned, stream), 0);
+    assert_eq!(upload(to_pageable, &pageable, other), 0);
     assert_eq!(cu!(cuStreamQuery(stream)), 600);
-    assert_eq!(
-        (session.peek(to_pinned, LEN), session.executed()),
-        (vec![0xa5; LEN], 0)
-    );
+    assert_eq!(session.peek(to_pinned, LEN), [0xa5; LEN]);
+    assert_eq!(session.executed(), 0);
     let pinned_at = at(&pinned) as u64;
-    let pageable_at = at(&pageable) as u64;
-    assert_eq!(
-        (
-            session.in_flight(pinned_at, LEN),
-            session.in_flight(pageable_at, LEN)
-        ),
-        (1, 0)
-    );
+    let in_flight = |at| session.in_flight(at, LEN);
+    assert_eq!([pinned_at, at(&pageable) as u64].map(in_flight), [1, 0]);
     pinned.fill(2);
     pageable.fill(2);
     session.hold(false);
     ok!(cuCtxSynchronize());
-    assert_eq!(
-        (session.peek(to_pinned, LEN), session.peek(to_pageable, LEN)),
-        (vec![2; LEN], vec![1; LEN])
-    );
-    assert_eq!(
-        (session.in_flight(pinned_at, LEN), session.executed()),
-        (0, 2)
-    );
+    assert_eq!(session.peek(to_pinned, LEN), [2; LEN]);
+    assert_eq!(session.peek(to_pageable, LEN), [1; LEN]);
+    assert_eq!(in_flight(pinned_at), 0);
+    assert_eq!(session.executed(), 2);
     ok!(cuMemHostUnregister(at(&pinned)));
 }
 
@@ -273,21 +239,12 @@ fn an_operation_that_waits_holds_up_the_streams_of_its_hardware_queue() {
             ok!(cuStreamSynchronize(*other));
         }
         for (other, held_up) in others {
-            assert_eq!(
-                cu!(cuStreamQuery(other)),
-                if held_up { 600 } else { 0 },
-                "{queues} queues"
-            );
+            let code = if held_up { 600 } else { 0 };
+            assert_eq!(cu!(cuStreamQuery(other)), code, "{queues} queues");
         }
         OPEN.store(1, Ordering::Release);
         ok!(cuCtxSynchronize());
-        assert_eq!(
-            places
-                .iter()
-                .map(|at| session.peek(*at, 1)[0])
-                .collect::<Vec<_>>(),
-            [1; 4]
-        );
+        assert!(places.iter().all(|at| session.peek(*at, 1) == [1]));
     }
 }
 
@@ -362,16 +319,12 @@ fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
             unsafe_call
         };
         begin_capture(stream_at as sys::CUstream, capture);
-        let code = if own {
-            call()
-        } else {
-            std::thread::spawn(call).join().unwrap()
+        let code = match own {
+            true => call(),
+            false => std::thread::spawn(call).join().unwrap(),
         };
-        assert_eq!(
-            code,
-            if refused { 900 } else { 0 },
-            "{capture} {thread} {own}"
-        );
+        let right = if refused { 900 } else { 0 };
+        assert_eq!(code, right, "{capture} {thread} {own}");
         assert_eq!(capturing(stream), Ok(1 + u32::from(refused)));
         assert_eq!(end_capture(stream), if refused { 901 } else { 0 });
         assert_eq!(capturing(stream), Ok(0));
@@ -393,17 +346,10 @@ fn captured_work_does_not_run_and_a_captured_event_is_no_event() {
     assert_eq!(end_capture(captured), 0);
     assert_eq!(session.peek(memory, 1)[0], 0xa5);
     let mut ms = 0.0;
-    assert_eq!(
-        [cu!(cuEventQuery(inside)), cu!(cuEventSynchronize(inside))],
-        [907; 2]
-    );
-    assert_eq!(
-        [
-            cu!(cuStreamWaitEvent(other, inside, 0)),
-            cu!(cuEventElapsedTime(&mut ms, inside, inside))
-        ],
-        [905, 907]
-    );
+    assert_eq!(cu!(cuEventQuery(inside)), 907);
+    assert_eq!(cu!(cuEventSynchronize(inside)), 907);
+    assert_eq!(cu!(cuStreamWaitEvent(other, inside, 0)), 905);
+    assert_eq!(cu!(cuEventElapsedTime(&mut ms, inside, inside)), 907);
     // Recorded again, it is an event again.
     ok!(cuEventRecord(inside, captured));
     ok!(cuEventSynchronize(inside));
@@ -428,22 +374,13 @@ fn the_legacy_stream_refuses_work_during_a_capture() {
     let memory = alloc(LEN);
     let blocking = stream_with(0);
     let free = stream();
-    assert_eq!(
-        cu!(cuStreamBeginCapture_v2(
-            null_mut(),
-            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL
-        )),
-        900
-    );
-    for (stream, code) in [(blocking, 906), (free, 0)] {
+    assert_eq!(cu!(cuStreamBeginCapture_v2(null_mut(), mode(0))), 900);
+    for (stream, asked, code, end) in [(blocking, Err(906), 906, 901), (free, Ok(0), 0, 0)] {
         begin_capture(stream, 2);
-        assert_eq!(
-            capturing(null_mut()),
-            if code == 0 { Ok(0) } else { Err(code) }
-        );
+        assert_eq!(capturing(null_mut()), asked);
         assert_eq!(capturing(stream), Ok(1));
         assert_eq!(fill(memory, null_mut()), code);
-        assert_eq!(end_capture(stream), if code == 0 { 0 } else { 901 });
+        assert_eq!(end_capture(stream), end);
     }
     assert_eq!(end_capture(free), 903);
 }
@@ -468,22 +405,16 @@ fn freed_device_memory_is_poisoned() {
 #[test]
 fn wrong_uses_of_device_memory_are_violations() {
     type Use = fn(u64, sys::CUstream) -> u32;
+    const FREED: &str = "mem#1 is used after it was freed";
+    const FILL: &str = "cuMemsetD8Async mem#1+0";
     let table: [(Use, &[&str]); 4] = [
         (
             |there, stream| cu!(cuMemFree_v2(there)) + fill(there, stream),
-            &[
-                "mem#1 is used after it was freed",
-                "cuMemFree_v2 mem#1+0",
-                "cuMemsetD8Async mem#1+0",
-            ],
+            &[FREED, "cuMemFree_v2 mem#1+0", FILL],
         ),
         (
             |there, stream| cu!(cuMemFreeAsync(there, stream)) + fill(there, stream),
-            &[
-                "mem#1 is used after it was freed",
-                "cuMemFreeAsync mem#1+0",
-                "cuMemsetD8Async mem#1+0",
-            ],
+            &[FREED, "cuMemFreeAsync mem#1+0", FILL],
         ),
         (
             |there, _| cu!(cuMemFree_v2(there)) + cu!(cuMemFree_v2(there)),
@@ -509,16 +440,12 @@ fn unregistering_before_a_copy_is_seen_complete_is_a_violation() {
         let host = pinned(1);
         let stream = stream();
         assert_eq!(upload(there, &host, stream), 0);
-        until("it is done", || {
-            session.in_flight(at(&host) as u64, LEN) == 0
-        });
+        let host_at = at(&host) as u64;
+        until("it is done", || session.in_flight(host_at, LEN) == 0);
         if seen {
             ok!(cuStreamSynchronize(stream));
         }
-        assert_eq!(
-            session.unobserved(at(&host) as u64, LEN),
-            usize::from(!seen)
-        );
+        assert_eq!(session.unobserved(host_at, LEN), usize::from(!seen));
         ok!(cuMemHostUnregister(at(&host)));
         if !seen {
             let words = [
@@ -566,10 +493,8 @@ fn memory_unmapped_while_registered_is_a_violation() {
         }
         let found = session.end();
         assert_eq!(found.len(), expected, "{when}: {found:#?}");
-        assert!(
-            found.iter().all(|text| text.contains("unmapped")),
-            "{found:#?}"
-        );
+        let are_named = found.iter().all(|text| text.contains("unmapped"));
+        assert!(are_named, "{found:#?}");
     }
 }
 
@@ -606,14 +531,12 @@ fn a_free_in_stream_order_comes_after_the_uses_of_other_streams() {
     assert_eq!(fill(there, two), 0);
     assert_eq!(session.violations(), [""; 0]);
     ok!(cuMemFreeAsync(there, one));
-    assert_violation(
-        &mut session,
-        &[
-            "unordered use of mem#1",
-            "cuMemsetD8Async",
-            "cuMemFreeAsync",
-        ],
-    );
+    let words = [
+        "unordered use of mem#1",
+        "cuMemsetD8Async",
+        "cuMemFreeAsync",
+    ];
+    assert_violation(&mut session, &words);
 }
 
 #[test]
@@ -623,34 +546,23 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
             let mut session = begin(Config::default());
             let there = alloc(LEN);
             let stream = stream_with(flags);
-            let streams = if legacy_first {
-                [null_mut(), stream]
-            } else {
-                [stream, null_mut()]
-            };
+            let mut streams = [stream, null_mut()];
+            streams.rotate_left(usize::from(legacy_first));
             assert_eq!(streams.map(|stream| fill(there, stream)), [0, 0]);
-            assert_eq!(
-                session.expect_violations().is_empty(),
-                ordered,
-                "flags {flags}, legacy first: {legacy_first}"
-            );
+            let seen = session.expect_violations().is_empty();
+            assert_eq!(seen, ordered, "flags {flags}, legacy first: {legacy_first}");
         }
     }
 }
 
 const STREAMS: usize = 3;
 
-/// A step of a random program: a fill of a part, or a wait.
+/// A step of a random program: a fill or a read of a part, or a wait.
 #[derive(Clone, Debug)]
 enum Step {
-    Write {
+    Touch {
         stream: usize,
-        buffer: usize,
-        start: usize,
-        len: usize,
-    },
-    Read {
-        stream: usize,
+        write: bool,
         buffer: usize,
         start: usize,
         len: usize,
@@ -680,17 +592,15 @@ const SEES: [fn(sys::CUstream); 3] = [
         }
         let before = RAN.load(Ordering::Acquire);
         ok!(cuLaunchHostFunc(stream, Some(ran), null_mut()));
-        until("the function has run", || {
-            RAN.load(Ordering::Acquire) > before
-        });
+        let has_run = || RAN.load(Ordering::Acquire) > before;
+        until("the function has run", has_run);
     },
 ];
 
 fn step() -> impl Strategy<Value = Step> {
-    let part = || (0..STREAMS, 0..2usize, 0..48usize, 1..16usize);
+    let touch = (0..STREAMS, any::<bool>(), 0..2usize, 0..48usize, 1..16usize);
     prop_oneof![
-        3 => part().prop_map(|(stream, buffer, start, len)| Step::Write { stream, buffer, start, len }),
-        3 => part().prop_map(|(stream, buffer, start, len)| Step::Read { stream, buffer, start, len }),
+        6 => touch.prop_map(|(stream, write, buffer, start, len)| Step::Touch { stream, write, buffer, start, len }),
         3 => (0..STREAMS, 0..STREAMS).prop_map(|(stream, on)| Step::Wait { stream, on }),
         1 => (0..STREAMS, 0..SEES.len()).prop_map(|(stream, by)| Step::Host { stream, by }),
     ]
@@ -722,18 +632,13 @@ impl Naive {
     /// Whether the step is in conflict with an earlier one.
     fn step(&mut self, step: &Step) -> bool {
         let (stream, write, buffer, part) = match *step {
-            Step::Write {
+            Step::Touch {
                 stream,
+                write,
                 buffer,
                 start,
                 len,
-            } => (stream, true, buffer, start..start + len),
-            Step::Read {
-                stream,
-                buffer,
-                start,
-                len,
-            } => (stream, false, buffer, start..start + len),
+            } => (stream, write, buffer, start..start + len),
             Step::Wait { stream, on } => {
                 self.last[stream] = Some(self.node([self.last[stream], self.last[on], self.host]));
                 return false;
@@ -768,10 +673,10 @@ proptest! {
         let back = pinned(0);
         for (index, step) in steps.iter().enumerate() {
             match *step {
-                Step::Write { stream, buffer, start, len } => {
+                Step::Touch { stream, write: true, buffer, start, len } => {
                     ok!(cuMemsetD8Async(buffers[buffer] + start as u64, 1, len, streams[stream]));
                 }
-                Step::Read { stream, buffer, start, len } => {
+                Step::Touch { stream, buffer, start, len, .. } => {
                     // To separate memory, so that only the reads count.
                     let to = at(&back).wrapping_byte_add(index * 64);
                     ok!(cuMemcpyDtoHAsync_v2(to, buffers[buffer] + start as u64, len, streams[stream]));
@@ -803,7 +708,7 @@ fn a_chosen_call_fails_and_does_nothing() {
 
 #[test]
 fn a_sticky_failure_fails_every_later_call() {
-    let devices = vec![Gpu::new(1 << 20, ""), Gpu::new(1 << 20, "")];
+    let devices = vec![Gpu::new(1 << 20, ""); 2];
     let session = begin(Config {
         devices,
         ..Config::default()
@@ -826,15 +731,13 @@ fn a_sticky_failure_fails_every_later_call() {
     assert_eq!(codes, [719; 7]);
     // The driver may still reach it.
     std::mem::forget(host);
-    assert_eq!(
-        session.live(),
-        Live {
-            retains: 1,
-            leaked: 4,
-            leaked_bytes: LEN as u64,
-            ..Live::default()
-        }
-    );
+    let left = Live {
+        retains: 1,
+        leaked: 4,
+        leaked_bytes: LEN as u64,
+        ..Live::default()
+    };
+    assert_eq!(session.live(), left);
     // Another device is another context.
     let other = std::thread::spawn(|| {
         enter(1);
@@ -845,7 +748,7 @@ fn a_sticky_failure_fails_every_later_call() {
 
 #[test]
 fn a_failed_operation_kills_its_context_and_those_that_wait_for_it() {
-    let devices = vec![Gpu::new(1 << 20, ""), Gpu::new(1 << 20, "")];
+    let devices = vec![Gpu::new(1 << 20, ""); 2];
     let session = begin(Config {
         devices,
         ..Config::default()
@@ -870,10 +773,8 @@ fn a_failed_operation_kills_its_context_and_those_that_wait_for_it() {
         cu!(cuStreamSynchronize(two)),
     ];
     assert_eq!(codes, [700; 3]);
-    assert_eq!(
-        there.map(|there| session.peek(there, 1)[0]),
-        [7, 0xa5, 0xa5]
-    );
+    let bytes = there.map(|there| session.peek(there, 1)[0]);
+    assert_eq!(bytes, [7, 0xa5, 0xa5]);
     // The device may still come back to this memory: it is never unmapped.
     assert_eq!(session.in_flight(at(&host) as u64, LEN), 2);
     std::mem::forget(host);
@@ -970,10 +871,8 @@ fn kernels_write_and_read_the_allocations_of_their_pointers() {
     assert_eq!(session.violations(), [""; 0]);
     // The kernel did not write these bytes, but the driver cannot know.
     ok!(cuMemcpyDtoDAsync_v2(alloc(LEN), out + 100, 100, one));
-    assert_violation(
-        &mut session,
-        &["unordered use of mem#1", "(add_one) writes"],
-    );
+    let words = ["unordered use of mem#1", "(add_one) writes"];
+    assert_violation(&mut session, &words);
 }
 
 #[test]

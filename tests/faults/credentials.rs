@@ -271,7 +271,7 @@ fn credentials_of_a_container_are_renewed_too() {
     let error = run.epoch(&loader).unwrap_err();
     let said = format!("{error} {error:?}");
     assert!(
-        error.kind() == ErrorKind::Permission && said.contains("no credentials came"),
+        error.kind() == ErrorKind::Permission && said.contains("no credentials found"),
         "{said}"
     );
     assert!(

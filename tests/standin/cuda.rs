@@ -42,7 +42,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt::Write as _;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,6 +50,11 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 type Result<T = ()> = std::result::Result<T, u32>;
+
+/// This code, unless the condition holds.
+fn require(holds: bool, code: u32) -> Result {
+    if holds { Ok(()) } else { Err(code) }
+}
 
 const SUCCESS: u32 = 0;
 const INVALID_VALUE: u32 = 1;
@@ -141,9 +146,7 @@ pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
     fn put(&self, value: T) -> Result {
-        if self.0.is_null() {
-            return Err(INVALID_VALUE);
-        }
+        require(!self.0.is_null(), INVALID_VALUE)?;
         // SAFETY: the caller of the entry point passes a place for a T, as the driver API demands.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
@@ -161,9 +164,7 @@ fn text(at: *const c_char) -> String {
 
 /// Writes text and a zero byte into a C buffer, cut to its length.
 fn put_text(out: *mut c_char, len: usize, text: &str) -> Result {
-    if out.is_null() || len == 0 {
-        return Err(INVALID_VALUE);
-    }
+    require(!out.is_null() && len != 0, INVALID_VALUE)?;
     let count = text.len().min(len - 1);
     // SAFETY: the caller passes a buffer of `len` bytes; count + 1 <= len.
     unsafe {
@@ -226,6 +227,7 @@ struct Context {
     legacy: u64,
 }
 
+#[derive(Default)]
 struct Stream {
     context: u64,
     /// Synchronises with the legacy stream.
@@ -254,12 +256,10 @@ struct Op {
 
 enum Work {
     Marker,
-    Record {
-        event: u64,
-    },
-    Free {
-        start: u64,
-    },
+    /// Of an event.
+    Record(u64),
+    /// Of the memory that begins there.
+    Free(u64),
     Copy {
         to: u64,
         from: Source,
@@ -514,11 +514,7 @@ impl State {
 
     /// Where the bytes of an address lie.
     fn real(&self, address: u64) -> u64 {
-        if self.in_window(address) {
-            address + SPAN
-        } else {
-            address
-        }
+        address + if self.in_window(address) { SPAN } else { 0 }
     }
 
     fn range_at(&self, address: u64) -> Option<&Range> {
@@ -535,21 +531,15 @@ impl State {
 
     fn alive(&self, context: u64) -> Result<&Context> {
         let found = self.contexts.get(&context).ok_or(CONTEXT_IS_DESTROYED)?;
-        if found.dead == SUCCESS {
-            Ok(found)
-        } else {
-            Err(found.dead)
-        }
+        require(found.dead == SUCCESS, found.dead)?;
+        Ok(found)
     }
 
     fn current_handle(&self) -> Option<u64> {
         let found = CURRENT.try_with(|current| {
             let current = current.borrow();
-            if current.0 == self.session {
-                current.1.last().copied()
-            } else {
-                None
-            }
+            let is_ours = current.0 == self.session;
+            is_ours.then(|| current.1.last().copied()).flatten()
         });
         found.ok().flatten().filter(|context| *context != 0)
     }
@@ -589,11 +579,8 @@ impl State {
     fn own_stream(&mut self, handle: Handle) -> Result<u64> {
         let context = self.current()?;
         let stream = self.work_stream(handle)?;
-        if self.streams[&stream].context == context {
-            Ok(stream)
-        } else {
-            Err(INVALID_HANDLE)
-        }
+        require(self.streams[&stream].context == context, INVALID_HANDLE)?;
+        Ok(stream)
     }
 
     fn event(&mut self, handle: Handle) -> Result<&mut Event> {
@@ -646,11 +633,7 @@ impl Arg for Handle {
     fn show(&self, s: &State) -> String {
         match self.0 {
             0..=2 => "default".into(),
-            handle => s
-                .names
-                .get(&handle)
-                .cloned()
-                .unwrap_or_else(|| "unknown".into()),
+            handle => s.names.get(&handle).map_or("unknown".into(), String::clone),
         }
     }
 
@@ -805,15 +788,12 @@ impl State {
             CHANGED.notify_all();
             return Err(code);
         }
-        if self.dead != SUCCESS {
-            return Err(self.dead);
-        }
+        require(self.dead == SUCCESS, self.dead)?;
         if symbol == "cuInit" {
             return Ok(());
         }
-        if !self.initialised || self.config.init_error != SUCCESS {
-            return Err(NOT_INITIALIZED);
-        }
+        let started = self.initialised && self.config.init_error == SUCCESS;
+        require(started, NOT_INITIALIZED)?;
         // Calls about devices work without their context.
         let context = self
             .current_handle()
@@ -895,52 +875,32 @@ impl State {
             let concerns = capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL);
             mode != RELAXED && capture.mode != RELAXED && concerns
         });
-        if hit {
-            Err(CAPTURE_UNSUPPORTED)
-        } else {
-            Ok(())
-        }
+        require(!hit, CAPTURE_UNSUPPORTED)
     }
 
     /// The capturing streams that work on the legacy stream of a context would wait for.
     fn blocked_by(&self, id: u64) -> Vec<u64> {
-        let Stream {
-            legacy, context, ..
-        } = self.streams[&id];
-        if legacy {
-            self.captures
-                .keys()
-                .copied()
-                .filter(|of| {
-                    self.streams
-                        .get(of)
-                        .is_some_and(|of| of.blocking && of.context == context)
-                })
-                .collect()
-        } else {
-            Vec::new()
-        }
+        let stream = &self.streams[&id];
+        let blocks = |of: &Stream| of.blocking && of.context == stream.context;
+        let waits = |of: &u64| stream.legacy && self.streams.get(of).is_some_and(blocks);
+        self.captures.keys().copied().filter(waits).collect()
     }
 
     /// A stream to give work to.
     fn work_stream(&mut self, handle: Handle) -> Result<u64> {
         let id = self.stream(handle)?;
         let conflicts = self.blocked_by(id);
-        if self.invalidate(|stream, _| conflicts.contains(&stream)) {
-            Err(CAPTURE_IMPLICIT)
-        } else {
-            Ok(id)
-        }
+        let hit = self.invalidate(|stream, _| conflicts.contains(&stream));
+        require(!hit, CAPTURE_IMPLICIT)?;
+        Ok(id)
     }
 
     /// A stream whose progress is asked for: it must not be captured.
     fn seen_stream(&mut self, handle: Handle) -> Result<u64> {
         let id = self.work_stream(handle)?;
-        if self.invalidate(|stream, _| stream == id) {
-            Err(CAPTURE_UNSUPPORTED)
-        } else {
-            Ok(id)
-        }
+        let hit = self.invalidate(|stream, _| stream == id);
+        require(!hit, CAPTURE_UNSUPPORTED)?;
+        Ok(id)
     }
 
     /// An event whose progress is asked for: it must not be captured.
@@ -959,17 +919,13 @@ impl State {
 }
 
 entry!(cuThreadExchangeStreamCaptureMode, |s, mode: *mut u32| {
-    if mode.is_null() {
-        return Err(INVALID_VALUE);
-    }
+    require(!mode.is_null(), INVALID_VALUE)?;
     if s.config.mode_in_context {
         s.current()?;
     }
     // SAFETY: the caller passes a place that holds a mode.
     let wanted = unsafe { mode.read() };
-    if wanted > RELAXED {
-        return Err(INVALID_VALUE);
-    }
+    require(wanted <= RELAXED, INVALID_VALUE)?;
     Out(mode).put(s.mode())?;
     MODE.set((s.session, wanted));
     Ok(())
@@ -978,27 +934,17 @@ entry!(cuThreadExchangeStreamCaptureMode, |s, mode: *mut u32| {
 entry!(cuStreamBeginCapture_v2, |s, stream: Handle, mode: u32| {
     s.current()?;
     let id = s.stream(stream)?;
-    if s.streams[&id].legacy {
-        return Err(CAPTURE_UNSUPPORTED);
-    }
-    if mode > RELAXED || s.captures.contains_key(&id) {
-        return Err(if mode > RELAXED {
-            INVALID_VALUE
-        } else {
-            ILLEGAL_STATE
-        });
-    }
+    require(!s.streams[&id].legacy, CAPTURE_UNSUPPORTED)?;
+    require(mode <= RELAXED, INVALID_VALUE)?;
+    require(!s.captures.contains_key(&id), ILLEGAL_STATE)?;
     s.handles += 1;
-    let number = s.handles;
-    s.captures.insert(
-        id,
-        Capture {
-            number,
-            thread: thread(),
-            mode,
-            valid: true,
-        },
-    );
+    let capture = Capture {
+        number: s.handles,
+        thread: thread(),
+        mode,
+        valid: true,
+    };
+    s.captures.insert(id, capture);
     Ok(())
 });
 
@@ -1006,9 +952,8 @@ entry!(cuStreamEndCapture, |s, stream: Handle, graph: Out<u64>| {
     s.current()?;
     let id = s.stream(stream)?;
     let capture = s.captures.get(&id).ok_or(CAPTURE_UNMATCHED)?;
-    if capture.thread != thread() && capture.mode != RELAXED {
-        return Err(CAPTURE_WRONG_THREAD);
-    }
+    let may_end = capture.thread == thread() || capture.mode == RELAXED;
+    require(may_end, CAPTURE_WRONG_THREAD)?;
     let valid = capture.valid;
     s.captures.remove(&id);
     if !valid {
@@ -1024,25 +969,16 @@ entry!(
     cuStreamIsCapturing,
     |s, stream: Handle, status: Out<u32>| {
         let id = s.stream(stream)?;
-        if !s.blocked_by(id).is_empty() {
-            return Err(CAPTURE_IMPLICIT);
-        }
-        status.put(
-            s.captures
-                .get(&id)
-                .map_or(0, |capture| if capture.valid { 1 } else { 2 }),
-        )
+        require(s.blocked_by(id).is_empty(), CAPTURE_IMPLICIT)?;
+        let capture = s.captures.get(&id);
+        let state = capture.map_or(0, |capture| if capture.valid { 1 } else { 2 });
+        status.put(state)
     }
 );
 
-entry!(
-    cuGraphDestroy,
-    |s, graph: Handle| if s.graphs.remove(&graph.0) {
-        Ok(())
-    } else {
-        Err(INVALID_VALUE)
-    }
-);
+entry!(cuGraphDestroy, |s, graph: Handle| {
+    require(s.graphs.remove(&graph.0), INVALID_VALUE)
+});
 
 // --- waiting ---
 
@@ -1072,12 +1008,10 @@ fn wait_context(s: &mut Held, context: u64) -> Result {
 
 // --- devices and contexts ---
 
-entry!(cuInit, |s, flags: u32| match s.config.init_error {
-    SUCCESS => {
-        s.initialised = true;
-        Ok(())
-    }
-    code => Err(code),
+entry!(cuInit, |s, flags: u32| {
+    require(s.config.init_error == SUCCESS, s.config.init_error)?;
+    s.initialised = true;
+    Ok(())
 });
 
 #[unsafe(no_mangle)]
@@ -1146,15 +1080,13 @@ entry!(cuDevicePrimaryCtxRetain, |s, out: Out<u64>, device: i32| {
 fn new_context(s: &mut State, device: usize) -> u64 {
     let context = s.handle("context");
     let legacy = new_stream(s, context, true, None);
-    s.contexts.insert(
-        context,
-        Context {
-            device,
-            retains: 0,
-            dead: SUCCESS,
-            legacy,
-        },
-    );
+    let new = Context {
+        device,
+        retains: 0,
+        dead: SUCCESS,
+        legacy,
+    };
+    s.contexts.insert(context, new);
     s.devices[device].primary = Some(context);
     context
 }
@@ -1263,29 +1195,14 @@ fn new_stream(s: &mut State, context: u64, blocking: bool, priority: Option<i32>
     let legacy = priority.is_none();
     let id = s.handle(if legacy { "legacy" } else { "stream" });
     let shared = s.share_queue(context, priority.unwrap_or_default());
-    let clock = Clock::new();
-    let queue = VecDeque::new();
-    let closing = false;
-    let last = 0;
-    let done = 0;
-    let busy = None;
-    let green = false;
-    s.streams.insert(
-        id,
-        Stream {
-            context,
-            blocking,
-            legacy,
-            green,
-            shared,
-            closing,
-            last,
-            done,
-            busy,
-            clock,
-            queue,
-        },
-    );
+    let stream = Stream {
+        context,
+        blocking,
+        legacy,
+        shared,
+        ..Stream::default()
+    };
+    s.streams.insert(id, stream);
     let spawned = std::thread::Builder::new()
         .name("standin-stream".into())
         .spawn(move || worker(id));
@@ -1305,9 +1222,7 @@ impl State {
 
 fn create_stream(s: &mut State, out: &Out<u64>, flags: u32, priority: i32) -> Result {
     let context = s.current()?;
-    if flags > 1 {
-        return Err(INVALID_VALUE);
-    }
+    require(flags <= 1, INVALID_VALUE)?;
     let stream = new_stream(s, context, flags == 0, Some(priority));
     out.put(stream)
 }
@@ -1363,13 +1278,9 @@ fn sync(s: &mut Held, stream: u64) -> Result {
 entry!(cuStreamQuery, |s, stream: Handle| {
     s.current()?;
     let id = s.seen_stream(stream)?;
-    let (done, clock) = (
-        s.streams[&id].done == s.streams[&id].last,
-        s.streams[&id].clock.clone(),
-    );
-    if !done {
-        return Err(NOT_READY);
-    }
+    let stream = &s.streams[&id];
+    require(stream.done == stream.last, NOT_READY)?;
+    let clock = stream.clock.clone();
     join(&mut s.host, &clock);
     Ok(())
 });
@@ -1408,13 +1319,8 @@ entry!(cuStreamWaitEvent, |s,
         return Err(CAPTURE_ISOLATION);
     }
     // An event that was never recorded is no event to wait for.
-    if let Some(Record {
-        stream, seq, clock, ..
-    }) = &s.event(event)?.record
-    {
-        let after = (*stream, *seq);
-        let clock = clock.clone();
-        s.enqueue(id, vec![], Some((after, clock)), Work::Marker);
+    if let Some((stream, seq, clock)) = recorded(s, event)? {
+        s.enqueue(id, vec![], Some(((stream, seq), clock)), Work::Marker);
     }
     Ok(())
 });
@@ -1422,15 +1328,13 @@ entry!(cuStreamWaitEvent, |s,
 entry!(cuEventCreate, |s, out: Out<u64>, flags: u32| {
     let context = s.current()?;
     let event = s.handle("event");
-    s.events.insert(
-        event,
-        Event {
-            context,
-            timing: flags & 2 == 0,
-            record: None,
-            captured: None,
-        },
-    );
+    let new = Event {
+        context,
+        timing: flags & 2 == 0,
+        record: None,
+        captured: None,
+    };
+    s.events.insert(event, new);
     out.put(event)
 });
 
@@ -1438,16 +1342,14 @@ entry!(cuEventRecord, |s, event: Handle, stream: Handle| {
     s.current()?;
     let id = s.work_stream(stream)?;
     let context = s.event(event)?.context;
-    if context != s.streams[&id].context {
-        return Err(INVALID_HANDLE);
-    }
+    require(context == s.streams[&id].context, INVALID_HANDLE)?;
     let captured = s.capture_of(id);
     s.event(event)?.captured = captured;
     if captured.is_some() {
         s.event(event)?.record = None;
         return Ok(());
     }
-    let seq = s.enqueue(id, vec![], None, Work::Record { event: event.0 });
+    let seq = s.enqueue(id, vec![], None, Work::Record(event.0));
     let clock = s.streams[&id].clock.clone();
     s.event(event)?.record = Some(Record {
         stream: id,
@@ -1469,9 +1371,7 @@ entry!(cuEventQuery, |s, event: Handle| {
     let Some((stream, seq, clock)) = recorded(s, event)? else {
         return Ok(());
     };
-    if !s.is_done(stream, seq) {
-        return Err(NOT_READY);
-    }
+    require(s.is_done(stream, seq), NOT_READY)?;
     join(&mut s.host, &clock);
     Ok(())
 });
@@ -1528,31 +1428,22 @@ entry!(cuEventDestroy_v2, |s, event: Handle| {
 /// New device memory, on pages of its own and followed by one that faults.
 fn allocate(s: &mut State, context: u64, len: u64) -> Result<u64> {
     let device = s.alive(context)?.device;
-    let used = s.devices[device]
-        .used
-        .checked_add(len)
-        .filter(|used| *used <= s.devices[device].bytes);
-    let used = used.ok_or(OUT_OF_MEMORY)?;
+    let Device { bytes, used, .. } = s.devices[device];
+    require(len <= bytes - used, OUT_OF_MEMORY)?;
     if s.window == 0 {
         s.window = map(0, 2 * SPAN, PROT_NONE, 0).ok_or(OUT_OF_MEMORY)?;
         s.next = s.window;
     }
     // Large ones lie on large pages; small ones are aligned to 512 bytes and no more.
     let large = len >= LARGE;
-    let page = if large {
-        s.next.next_multiple_of(LARGE)
-    } else {
-        s.next
-    };
+    let page = s.next.next_multiple_of(if large { LARGE } else { PAGE });
     let start = if large { page } else { page + 512 };
     let end = (start + len).next_multiple_of(PAGE);
-    if end + PAGE > s.window + SPAN {
-        return Err(OUT_OF_MEMORY);
-    }
+    require(end + PAGE <= s.window + SPAN, OUT_OF_MEMORY)?;
     map(page + SPAN, end - page, PROT_READ_WRITE, MAP_FIXED).ok_or(OUT_OF_MEMORY)?;
     fill(start + SPAN, 0xa5, len);
     s.next = end + PAGE;
-    s.devices[device].used = used;
+    s.devices[device].used += len;
     let name = s.name("mem");
     s.insert_range(start, len, Place::Device(device), context, name);
     Ok(start)
@@ -1623,9 +1514,7 @@ impl State {
 
 entry!(cuMemAlloc_v2, |s, out: Out<u64>, len: usize| {
     let context = s.current()?;
-    if len == 0 {
-        return Err(INVALID_VALUE);
-    }
+    require(len != 0, INVALID_VALUE)?;
     let start = allocate(s, context, len as u64)?;
     out.put(start)
 });
@@ -1660,12 +1549,7 @@ entry!(cuMemAllocAsync, |s,
     }
     let context = s.streams[&id].context;
     let start = allocate(s, context, len as u64)?;
-    let touch = Touch {
-        range: start,
-        start,
-        end: start + len as u64,
-        write: true,
-    };
+    let touch = s.device_touch(start, len as u64, true)?;
     s.enqueue(id, vec![touch], None, Work::Marker);
     out.put(start)
 });
@@ -1676,13 +1560,8 @@ entry!(cuMemFreeAsync, |s, at: Address, stream: Handle| {
         return Ok(());
     }
     let len = s.to_free(at.0)?;
-    let touch = Touch {
-        range: at.0,
-        start: at.0,
-        end: at.0 + len,
-        write: true,
-    };
-    s.enqueue(id, vec![touch], None, Work::Free { start: at.0 });
+    let touch = s.device_touch(at.0, len, true)?;
+    s.enqueue(id, vec![touch], None, Work::Free(at.0));
     let calling = s.calling();
     s.memory
         .entry(at.0)
@@ -1700,19 +1579,16 @@ entry!(
     cuMemHostRegister_v2,
     |s, at: Address, len: usize, flags: u32| {
         let context = s.current()?;
-        if s.config.register_error != SUCCESS {
-            return Err(s.config.register_error);
-        }
+        let error = s.config.register_error;
+        require(error == SUCCESS, error)?;
         let start = at.0;
         let len = len as u64;
         let fits = start != 0 && len != 0 && start % PAGE == 0 && start.checked_add(len).is_some();
-        if !fits || s.in_window(start) || !mapped(start, len) {
-            return Err(INVALID_VALUE);
-        }
+        let is_host = fits && !s.in_window(start) && mapped(start, len);
+        require(is_host, INVALID_VALUE)?;
         let before = s.memory.range(..start + len).next_back();
-        if before.is_some_and(|(_, range)| range.start + range.len > start) {
-            return Err(ALREADY_REGISTERED);
-        }
+        let meets = before.is_some_and(|(_, range)| range.start + range.len > start);
+        require(!meets, ALREADY_REGISTERED)?;
         let name = s.name("pin");
         s.insert_range(start, len, Place::Registered, context, name);
         Ok(())
@@ -1753,9 +1629,7 @@ entry!(cuMemHostAlloc, |s,
                         len: usize,
                         flags: u32| {
     let context = s.current()?;
-    if len == 0 {
-        return Err(INVALID_VALUE);
-    }
+    require(len != 0, INVALID_VALUE)?;
     let start = map(0, len as u64, PROT_READ_WRITE, 0).ok_or(OUT_OF_MEMORY)?;
     let name = s.name("host");
     s.insert_range(start, len as u64, Place::HostAlloc, context, name);
@@ -1823,20 +1697,12 @@ fn copy(
     if len == 0 {
         return Ok(());
     }
-    let read = if from_device {
-        Some(s.device_touch(from.0, len, false)?)
-    } else {
-        s.touch(from.0, len, false)?
-    };
-    let write = if to_device {
-        Some(s.device_touch(to.0, len, true)?)
-    } else {
-        s.touch(to.0, len, true)?
-    };
+    let read = s.touch(from.0, len, false)?;
+    require(read.is_some() || !from_device, INVALID_VALUE)?;
+    let write = s.touch(to.0, len, true)?;
+    require(write.is_some() || !to_device, INVALID_VALUE)?;
     let wrong_side = (!from_device && s.in_window(from.0)) || (!to_device && s.in_window(to.0));
-    if wrong_side || from.0 == 0 || to.0 == 0 {
-        return Err(INVALID_VALUE);
-    }
+    require(!wrong_side && from.0 != 0 && to.0 != 0, INVALID_VALUE)?;
     if read.is_none() && !wait {
         // The driver stages pageable memory, after all earlier work of the stream.
         sync(s, id)?;
@@ -1950,12 +1816,8 @@ unsafe fn ptx(image: *const c_char) -> Result<String> {
             .rev()
             .fold(0, |number, i| number << 8 | usize::from(byte(at + i)))
     };
-    if image.is_null()
-        || ![0x50, 0xed, 0x55, 0xba]
-            .into_iter()
-            .enumerate()
-            .all(|(at, magic)| byte(at) == magic)
-    {
+    const MAGIC: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
+    if image.is_null() || (0..4).any(|at| byte(at) != MAGIC[at]) {
         return Ok(text(image));
     }
     let mut at = 16;
@@ -1978,9 +1840,7 @@ entry!(
         let context = s.current()?;
         // SAFETY: what the driver asks of its caller.
         let image = unsafe { ptx(image) }?;
-        if image.trim().is_empty() {
-            return Err(INVALID_PTX);
-        }
+        require(!image.trim().is_empty(), INVALID_PTX)?;
         let module = s.handle("module");
         s.modules.insert(module, (context, image));
         out.put(module)
@@ -2002,13 +1862,11 @@ entry!(
         s.current()?;
         let name = text(name.0);
         let (_, image) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
-        let names = image
+        let mut names = image
             .split(".entry")
             .skip(1)
             .filter_map(|rest| Some(rest.split_once('(')?.0.trim()));
-        if !{ names }.any(|entry| entry == name) {
-            return Err(NOT_FOUND);
-        }
+        require(names.any(|entry| entry == name), NOT_FOUND)?;
         let function = s.handle("function");
         s.functions.insert(function, (module.0, name));
         out.put(function)
@@ -2027,9 +1885,7 @@ fn bind(
     let sizes = kernel.sizes.clone();
     let pointers = kernel.pointers;
     let writes = kernel.writes;
-    if params.is_null() && !sizes.is_empty() {
-        return Err(INVALID_VALUE);
-    }
+    require(!params.is_null() || sizes.is_empty(), INVALID_VALUE)?;
     let mut values = Vec::new();
     let mut touches = Vec::new();
     for (index, &size) in sizes.iter().enumerate() {
@@ -2085,26 +1941,18 @@ pub extern "C" fn cuLaunchKernel(
             let threads = block
                 .iter()
                 .try_fold(1u32, |product, side| product.checked_mul(*side));
-            if grid.contains(&0)
-                || !extra.is_null()
-                || !threads.is_some_and(|count| (1..=1024).contains(&count))
-            {
-                return Err(INVALID_VALUE);
-            }
+            let fits = threads.is_some_and(|count| (1..=1024).contains(&count));
+            require(fits && !grid.contains(&0) && extra.is_null(), INVALID_VALUE)?;
             let text: Arc<str> = format!("{} ({name})", s.calling()).into();
             s.calling = Some(text);
             let (function, params, touches) = bind(s, &name, params)?;
-            s.enqueue(
-                id,
-                touches,
-                None,
-                Work::Kernel(Launch {
-                    function,
-                    grid,
-                    block,
-                    params,
-                }),
-            );
+            let work = Work::Kernel(Launch {
+                function,
+                grid,
+                block,
+                params,
+            });
+            s.enqueue(id, touches, None, work);
             Ok(())
         },
     )
@@ -2114,17 +1962,12 @@ entry!(
     cuLaunchHostFunc,
     |s, stream: Handle, function: Option<HostFn>, data: *mut c_void| {
         let id = s.own_stream(stream)?;
-        let function = function.ok_or(INVALID_VALUE)?;
-        s.enqueue(
-            id,
-            vec![],
-            None,
-            Work::Host {
-                function,
-                data: data as usize,
-                clock: Clock::new(),
-            },
-        );
+        let work = Work::Host {
+            function: function.ok_or(INVALID_VALUE)?,
+            data: data as usize,
+            clock: Clock::new(),
+        };
+        s.enqueue(id, vec![], None, work);
         Ok(())
     }
 );
@@ -2359,7 +2202,7 @@ impl State {
         let seq = op.seq;
         match std::mem::replace(&mut op.work, Work::Marker) {
             Work::Marker => {}
-            Work::Record { event } => {
+            Work::Record(event) => {
                 let record = self
                     .events
                     .get_mut(&event)
@@ -2370,7 +2213,7 @@ impl State {
                     record.at = Some(Instant::now());
                 }
             }
-            Work::Free { start } => poison(self, start),
+            Work::Free(start) => poison(self, start),
             work => {
                 let index = self.executed;
                 self.executed += 1;
@@ -2406,10 +2249,9 @@ impl State {
             Work::Copy { len, .. } | Work::Fill { len, .. } => *len,
             _ => 0,
         };
-        let transfer = if self.config.bandwidth == 0 {
-            0.0
-        } else {
-            bytes as f64 / self.config.bandwidth as f64
+        let transfer = match self.config.bandwidth {
+            0 => 0.0,
+            bandwidth => bytes as f64 / bandwidth as f64,
         };
         self.config.latency + Duration::from_secs_f64(transfer)
     }
@@ -2436,16 +2278,12 @@ fn execute(work: Work) -> Option<String> {
             }
             fill(to, byte, len);
         }
-        Work::Kernel(Launch {
-            function,
-            grid,
-            block,
-            params,
-        }) => {
-            let params: Vec<*const c_void> =
-                params.iter().map(|param| param.as_ptr().cast()).collect();
+        Work::Kernel(launch) => {
+            let params = launch.params.iter().map(|param| param.as_ptr().cast());
+            let params: Vec<*const c_void> = params.collect();
+            let Launch { grid, block, .. } = &launch;
             IN_CALLBACK.set(true);
-            function(grid.as_ptr(), block.as_ptr(), params.as_ptr());
+            (launch.function)(grid.as_ptr(), block.as_ptr(), params.as_ptr());
             IN_CALLBACK.set(false);
         }
         Work::Host { function, data, .. } => {
@@ -2453,196 +2291,87 @@ fn execute(work: Work) -> Option<String> {
             function(data as *mut c_void);
             IN_CALLBACK.set(false);
         }
-        Work::Marker | Work::Record { .. } | Work::Free { .. } => {}
+        Work::Marker | Work::Record(_) | Work::Free(_) => {}
     }
     None
 }
 
 // --- names of errors ---
 
-const ERRORS: [(u32, &CStr, &CStr); 42] = [
-    (0, c"CUDA_SUCCESS", c"no error"),
-    (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
-    (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
-    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
-    (4, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
-    (
-        34,
-        c"CUDA_ERROR_STUB_LIBRARY",
-        c"CUDA driver is a stub library",
-    ),
-    (
-        46,
-        c"CUDA_ERROR_DEVICE_UNAVAILABLE",
-        c"CUDA-capable device(s) is/are busy or unavailable",
-    ),
-    (
-        100,
-        c"CUDA_ERROR_NO_DEVICE",
-        c"no CUDA-capable device is detected",
-    ),
-    (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
-    (
-        200,
-        c"CUDA_ERROR_INVALID_IMAGE",
-        c"device kernel image is invalid",
-    ),
-    (
-        201,
-        c"CUDA_ERROR_INVALID_CONTEXT",
-        c"invalid device context",
-    ),
-    (
-        209,
-        c"CUDA_ERROR_NO_BINARY_FOR_GPU",
-        c"no kernel image is available for execution on the device",
-    ),
-    (
-        214,
-        c"CUDA_ERROR_ECC_UNCORRECTABLE",
-        c"uncorrectable ECC error encountered",
-    ),
-    (
-        218,
-        c"CUDA_ERROR_INVALID_PTX",
-        c"a PTX JIT compilation failed",
-    ),
-    (
-        221,
-        c"CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
-        c"PTX JIT compiler library not found",
-    ),
-    (
-        222,
-        c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
-        c"the provided PTX was compiled with an unsupported toolchain.",
-    ),
-    (
-        304,
-        c"CUDA_ERROR_OPERATING_SYSTEM",
-        c"OS call failed or operation not supported on this OS",
-    ),
-    (
-        400,
-        c"CUDA_ERROR_INVALID_HANDLE",
-        c"invalid resource handle",
-    ),
-    (
-        401,
-        c"CUDA_ERROR_ILLEGAL_STATE",
-        c"the operation cannot be performed in the present state",
-    ),
-    (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
-    (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
-    (
-        700,
-        c"CUDA_ERROR_ILLEGAL_ADDRESS",
-        c"an illegal memory access was encountered",
-    ),
-    (
-        701,
-        c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
-        c"too many resources requested for launch",
-    ),
-    (
-        702,
-        c"CUDA_ERROR_LAUNCH_TIMEOUT",
-        c"the launch timed out and was terminated",
-    ),
-    (
-        709,
-        c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
-        c"context is destroyed",
-    ),
-    (710, c"CUDA_ERROR_ASSERT", c"device-side assert triggered"),
-    (
-        712,
-        c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
-        c"part or all of the requested memory range is already mapped",
-    ),
-    (
-        713,
-        c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-        c"pointer does not correspond to a registered memory region",
-    ),
-    (716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
-    (
-        719,
-        c"CUDA_ERROR_LAUNCH_FAILED",
-        c"unspecified launch failure",
-    ),
-    (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
-    (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
-    (
-        802,
-        c"CUDA_ERROR_SYSTEM_NOT_READY",
-        c"system not yet initialized",
-    ),
-    (
-        803,
-        c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-        c"system has unsupported display driver / cuda driver combination",
-    ),
-    (
-        900,
-        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-        c"operation not permitted when stream is capturing",
-    ),
-    (
-        901,
-        c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-        c"operation failed due to a previous error during capture",
-    ),
-    (
-        903,
-        c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
-        c"capture was not initiated in this stream",
-    ),
-    (
-        905,
-        c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
-        c"dependency created on uncaptured work in another stream",
-    ),
-    (
-        906,
-        c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-        c"operation would make the legacy stream depend on a capturing one",
-    ),
-    (
-        907,
-        c"CUDA_ERROR_CAPTURED_EVENT",
-        c"operation not permitted on an event last recorded in a capturing stream",
-    ),
-    (
-        908,
-        c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
-        c"attempt to terminate a capture sequence from another thread",
-    ),
-    (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
-];
+/// Code, name and words of each.
+const ERROR_LINES: &str = "\
+0 CUDA_SUCCESS no error
+1 CUDA_ERROR_INVALID_VALUE invalid argument
+2 CUDA_ERROR_OUT_OF_MEMORY out of memory
+3 CUDA_ERROR_NOT_INITIALIZED initialization error
+4 CUDA_ERROR_DEINITIALIZED driver shutting down
+34 CUDA_ERROR_STUB_LIBRARY CUDA driver is a stub library
+46 CUDA_ERROR_DEVICE_UNAVAILABLE CUDA-capable device(s) is/are busy or unavailable
+100 CUDA_ERROR_NO_DEVICE no CUDA-capable device is detected
+101 CUDA_ERROR_INVALID_DEVICE invalid device ordinal
+200 CUDA_ERROR_INVALID_IMAGE device kernel image is invalid
+201 CUDA_ERROR_INVALID_CONTEXT invalid device context
+209 CUDA_ERROR_NO_BINARY_FOR_GPU no kernel image is available for execution on the device
+214 CUDA_ERROR_ECC_UNCORRECTABLE uncorrectable ECC error encountered
+218 CUDA_ERROR_INVALID_PTX a PTX JIT compilation failed
+221 CUDA_ERROR_JIT_COMPILER_NOT_FOUND PTX JIT compiler library not found
+222 CUDA_ERROR_UNSUPPORTED_PTX_VERSION the provided PTX was compiled with an unsupported toolchain.
+304 CUDA_ERROR_OPERATING_SYSTEM OS call failed or operation not supported on this OS
+400 CUDA_ERROR_INVALID_HANDLE invalid resource handle
+401 CUDA_ERROR_ILLEGAL_STATE the operation cannot be performed in the present state
+500 CUDA_ERROR_NOT_FOUND named symbol not found
+600 CUDA_ERROR_NOT_READY device not ready
+700 CUDA_ERROR_ILLEGAL_ADDRESS an illegal memory access was encountered
+701 CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES too many resources requested for launch
+702 CUDA_ERROR_LAUNCH_TIMEOUT the launch timed out and was terminated
+709 CUDA_ERROR_CONTEXT_IS_DESTROYED context is destroyed
+710 CUDA_ERROR_ASSERT device-side assert triggered
+712 CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED part or all of the requested memory range is already mapped
+713 CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED pointer does not correspond to a registered memory region
+716 CUDA_ERROR_MISALIGNED_ADDRESS misaligned address
+719 CUDA_ERROR_LAUNCH_FAILED unspecified launch failure
+800 CUDA_ERROR_NOT_PERMITTED operation not permitted
+801 CUDA_ERROR_NOT_SUPPORTED operation not supported
+802 CUDA_ERROR_SYSTEM_NOT_READY system not yet initialized
+803 CUDA_ERROR_SYSTEM_DRIVER_MISMATCH system has unsupported display driver / cuda driver combination
+900 CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED operation not permitted when stream is capturing
+901 CUDA_ERROR_STREAM_CAPTURE_INVALIDATED operation failed due to a previous error during capture
+903 CUDA_ERROR_STREAM_CAPTURE_UNMATCHED capture was not initiated in this stream
+905 CUDA_ERROR_STREAM_CAPTURE_ISOLATION dependency created on uncaptured work in another stream
+906 CUDA_ERROR_STREAM_CAPTURE_IMPLICIT operation would make the legacy stream depend on a capturing one
+907 CUDA_ERROR_CAPTURED_EVENT operation not permitted on an event last recorded in a capturing stream
+908 CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD attempt to terminate a capture sequence from another thread
+999 CUDA_ERROR_UNKNOWN unknown error";
 
-fn describe(
-    code: u32,
-    out: &Out<*const c_char>,
-    pick: fn(&(u32, &'static CStr, &'static CStr)) -> &'static CStr,
-) -> u32 {
-    match ERRORS.iter().find(|(known, ..)| *known == code) {
-        Some(error) => out.put(pick(error).as_ptr()).err().unwrap_or(SUCCESS),
-        None => {
-            let _ = out.put(std::ptr::null());
-            INVALID_VALUE
-        }
-    }
+/// Name and words by code.
+static ERRORS: LazyLock<BTreeMap<u32, [CString; 2]>> = LazyLock::new(|| {
+    let error = |line: &str| {
+        let [code, name, words] = line.splitn(3, ' ').collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        let texts = [CString::new(name).ok()?, CString::new(words).ok()?];
+        Some((code.parse::<u32>().ok()?, texts))
+    };
+    ERROR_LINES.lines().filter_map(error).collect()
+});
+
+/// Puts the name (0) or the words (1) of an error.
+fn describe(code: u32, out: &Out<*const c_char>, which: usize) -> u32 {
+    let Some(texts) = ERRORS.get(&code) else {
+        let _ = out.put(std::ptr::null());
+        return INVALID_VALUE;
+    };
+    out.put(texts[which].as_ptr()).err().unwrap_or(SUCCESS)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorName(code: u32, out: Out<*const c_char>) -> u32 {
-    describe(code, &out, |error| error.1)
+    describe(code, &out, 0)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorString(code: u32, out: Out<*const c_char>) -> u32 {
-    describe(code, &out, |error| error.2)
+    describe(code, &out, 1)
 }
 
 // --- controls ---
@@ -2663,13 +2392,9 @@ pub extern "C" fn standin_reset(config: *const c_char) {
     }
     let old = std::mem::take(&mut *s);
     if old.window != 0 {
-        map(
-            old.window + SPAN,
-            old.next - old.window,
-            PROT_NONE,
-            MAP_FIXED,
-        )
-        .expect("the range is ours");
+        let len = old.next - old.window;
+        let reserved = map(old.window + SPAN, len, PROT_NONE, MAP_FIXED);
+        reserved.expect("the range is ours");
     }
     s.session = old.session + 1;
     s.initialised = old.initialised;
@@ -2689,19 +2414,12 @@ impl State {
         let number: u64 = value.parse().unwrap_or_default();
         match key {
             "device" => {
-                let mut parts = value.split('|').map(str::to_string);
-                let name = parts.next();
-                let bytes = parts.next();
-                let bus = parts.next();
-                let bytes = bytes
-                    .and_then(|bytes| bytes.parse().ok())
-                    .unwrap_or_default();
-                let name = name.unwrap_or_default();
-                let bus = bus.unwrap_or_default();
+                let mut parts = value.split('|');
+                let mut next = || parts.next().unwrap_or_default().to_string();
                 self.devices.push(Device {
-                    name,
-                    bytes,
-                    bus,
+                    name: next(),
+                    bytes: next().parse().unwrap_or_default(),
+                    bus: next(),
                     used: 0,
                     primary: None,
                 });
@@ -2773,10 +2491,8 @@ pub extern "C" fn standin_trace(out: *mut c_char, len: usize) -> usize {
     let s = Held::lock();
     let mut text = String::new();
     for line in &s.trace {
-        let _ = match line.result {
-            Some(code) => writeln!(text, "{} = {code}", line.text),
-            None => writeln!(text, "{} = ...", line.text),
-        };
+        let result = line.result.map_or("...".into(), |code| code.to_string());
+        let _ = writeln!(text, "{} = {result}", line.text);
     }
     give(&text, out, len)
 }
@@ -2869,11 +2585,8 @@ pub extern "C" fn standin_host_address(at: Address) -> *mut u8 {
     let live = s
         .range_at(at.0)
         .is_some_and(|range| range.freed.is_none() && matches!(range.place, Place::Device(_)));
-    if live {
-        s.real(at.0) as *mut u8
-    } else {
-        std::ptr::null_mut()
-    }
+    let place = live.then(|| s.real(at.0) as *mut u8);
+    place.unwrap_or(std::ptr::null_mut())
 }
 
 /// As `standin_host_address`, for code that is about to access (or has just accessed) the bytes
@@ -2938,22 +2651,19 @@ pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
         .count();
     let events = s.events.keys().filter(|id| kept(id)).count();
     let modules = s.modules.keys().filter(|id| kept(id)).count();
-    let streams = streams as u64;
-    let events = events as u64;
-    let modules = modules as u64;
     let retains = retains.saturating_sub(s.leaked_retains);
     let leaked = s.leaked.len() as u64 + s.leaked_retains;
     let (_, leaked_bytes) = device(true);
     let _ = out.put([
         retains,
-        streams,
-        events,
+        streams as u64,
+        events as u64,
         allocations,
         bytes,
         registrations,
         registered,
         host,
-        modules,
+        modules as u64,
         leaked,
         leaked_bytes,
     ]);
@@ -2977,13 +2687,11 @@ pub extern "C" fn standin_register_kernel(
     } else {
         unsafe { std::slice::from_raw_parts(sizes, count) }.to_vec()
     };
-    Held::lock().kernels.insert(
-        text(name),
-        Kernel {
-            function,
-            sizes,
-            pointers,
-            writes,
-        },
-    );
+    let kernel = Kernel {
+        function,
+        sizes,
+        pointers,
+        writes,
+    };
+    Held::lock().kernels.insert(text(name), kernel);
 }

@@ -391,14 +391,12 @@ pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: 
         if !start.is_multiple_of(ALIGN) {
             state.violation(format!("buffer {start:#x} is not aligned"));
         }
-        state.buffers.insert(
-            start,
-            Buffer {
-                len,
-                busy: 0,
-                lost: false,
-            },
-        );
+        let buffer = Buffer {
+            len,
+            busy: 0,
+            lost: false,
+        };
+        state.buffers.insert(start, buffer);
         state.trace("buffer+");
         OK
     })
@@ -415,10 +413,9 @@ pub extern "C" fn cuFileBufDeregister(address: *const c_void) -> Status {
         state.needs_context("cuFileBufDeregister", current);
         let fault = state.register_fault(2);
         if fault != 0 {
-            state
-                .buffers
-                .entry(start)
-                .and_modify(|buffer| buffer.lost = true);
+            if let Some(buffer) = state.buffers.get_mut(&start) {
+                buffer.lost = true;
+            }
             return fail(fault);
         }
         let Some(buffer) = state.buffers.remove(&start) else {
@@ -515,43 +512,29 @@ impl State {
             return refuse(self, 5022, format!("read at offsets {from} and {to}"));
         };
         let Some(buffer) = self.buffers.get_mut(&base) else {
-            return refuse(
-                self,
-                5024,
-                format!("read into {base:#x}, which is not registered"),
-            );
+            let what = format!("read into {base:#x}, which is not registered");
+            return refuse(self, 5024, what);
         };
         if to.checked_add(len).is_none_or(|end| end > buffer.len) {
-            return refuse(
-                self,
-                5017,
-                format!("read of {len} bytes at {to} leaves the buffer"),
-            );
+            let what = format!("read of {len} bytes at {to} leaves the buffer");
+            return refuse(self, 5017, what);
         }
         let Some(file) = self.files.get_mut(&handle) else {
-            return refuse(
-                self,
-                5027,
-                format!("read of file {handle:#x}, which is not registered"),
-            );
+            let what = format!("read of file {handle:#x}, which is not registered");
+            return refuse(self, 5027, what);
         };
         file.busy += 1;
         buffer.busy += 1;
         let fd = file.fd;
         let target = base + to;
-        if self
-            .writing
-            .iter()
-            .any(|(start, end)| *start < target + len && target < *end)
-        {
+        let meets = |range: &(u64, u64)| range.0 < target + len && target < range.1;
+        if self.writing.iter().any(meets) {
             self.violation(format!(
                 "two reads at once into the {len} bytes at {to} of {base:#x}"
             ));
         }
         self.writing.push((target, target + len));
-        let aligned = [from, len, target]
-            .iter()
-            .all(|value| value.is_multiple_of(ALIGN));
+        let aligned = (from | len | target).is_multiple_of(ALIGN);
         Ok(Plan {
             fd,
             fault,
@@ -569,11 +552,8 @@ impl State {
         if let Some(buffer) = self.buffers.get_mut(&plan.base) {
             buffer.busy -= 1;
         }
-        if let Some(at) = self
-            .writing
-            .iter()
-            .position(|range| *range == (plan.target, plan.end))
-        {
+        let range = (plan.target, plan.end);
+        if let Some(at) = self.writing.iter().position(|other| *other == range) {
             self.writing.swap_remove(at);
         }
         if !self.counting {
@@ -609,10 +589,8 @@ fn pread(fd: c_int, from: u64, len: usize) -> std::io::Result<Vec<u8>> {
             break;
         }
     }
-    Ok(scratch[..got]
-        .get(skip..)
-        .map(|rest| rest[..rest.len().min(len)].to_vec())
-        .unwrap_or_default())
+    let wanted = scratch.get(skip..got.min(skip + len));
+    Ok(wanted.map_or(Vec::new(), <[u8]>::to_vec))
 }
 
 /// What the read answers, and its errno.
@@ -739,11 +717,10 @@ mod statistics {
             if state.level < 3 || !state.counting {
                 return fail(5022);
             }
-            let by_version = if state.version >= 1190 { 1144 } else { 1032 };
-            let start = if state.gpus_at == 0 {
-                by_version
-            } else {
-                state.gpus_at
+            let start = match state.gpus_at {
+                0 if state.version >= 1190 => 1144,
+                0 => 1032,
+                told => told,
             };
             let bytes = stats.cast::<u8>();
             // SAFETY: within the head of the structure, as the caller promises.
@@ -763,10 +740,8 @@ mod statistics {
                 unsafe {
                     let place = bytes.add(start + index * 248);
                     place.write_bytes(index as u8 + 1, 16);
-                    place
-                        .add(16)
-                        .cast::<u64>()
-                        .copy_from_nonoverlapping(words.as_ptr(), words.len());
+                    let counters = place.add(16).cast::<u64>();
+                    counters.copy_from_nonoverlapping(words.as_ptr(), words.len());
                 }
             }
             OK
@@ -849,12 +824,9 @@ pub extern "C" fn standin_cufile_count(what: c_int) -> i64 {
 /// `text` may be written to for `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn standin_cufile_text(what: c_int, text: *mut u8, room: usize) -> usize {
-    let lines = with(|state| {
-        if what == 0 {
-            state.trace.join("\n")
-        } else {
-            state.violations.join("\n")
-        }
+    let lines = with(|state| match what {
+        0 => state.trace.join("\n"),
+        _ => state.violations.join("\n"),
     });
     let len = lines.len().min(room);
     // SAFETY: as the caller promises.

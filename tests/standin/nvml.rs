@@ -36,11 +36,8 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
     // SAFETY: the caller's promise.
     unsafe {
         device.write(1 as *mut c_void);
-        if CStr::from_ptr(id) == c"0000:3b:00.0" {
-            0
-        } else {
-            NOT_FOUND
-        }
+        let is_known = CStr::from_ptr(id) == c"0000:3b:00.0";
+        if is_known { 0 } else { NOT_FOUND }
     }
 }
 

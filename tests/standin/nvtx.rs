@@ -82,10 +82,8 @@ extern "C" fn start(domain: *const c_char, event: &Event) -> u64 {
 }
 
 extern "C" fn end(_domain: *const c_char, id: u64) {
-    eprintln!(
-        "nvtx end {}",
-        std::mem::take(&mut STARTED.lock().unwrap()[id as usize - 1])
-    );
+    let words = std::mem::take(&mut STARTED.lock().unwrap()[id as usize - 1]);
+    eprintln!("nvtx end {words}");
 }
 
 extern "C" fn push(domain: *const c_char, event: &Event) -> c_int {
@@ -100,10 +98,8 @@ extern "C" fn push(domain: *const c_char, event: &Event) -> c_int {
 }
 
 extern "C" fn pop(_domain: *const c_char) -> c_int {
-    eprintln!(
-        "nvtx pop {}",
-        PUSHED.with_borrow_mut(Vec::pop).unwrap_or_default()
-    );
+    let words = PUSHED.with_borrow_mut(Vec::pop).unwrap_or_default();
+    eprintln!("nvtx pop {words}");
     0
 }
 
@@ -129,16 +125,7 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(
     );
     // SAFETY: the table's type.
     unsafe { (version.set_version)(3) };
-    for (module, functions) in [
-        (0, 0),
-        (1, 16),
-        (2, 9),
-        (3, 15),
-        (4, 7),
-        (5, 16),
-        (6, 7),
-        (7, 0),
-    ] {
+    for (module, functions) in (0..).zip([0, 16, 9, 15, 7, 16, 7, 0]) {
         let mut table = null();
         let mut size = 0;
         // SAFETY: both places can be written.

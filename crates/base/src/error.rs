@@ -1,8 +1,8 @@
 //! One error type for the whole crate.
 //!
-//! [`ErrorKind`] is for programs to match on, [`Site`] shows people the place in the data, and
-//! `source()` keeps the operating system's or decoder's own error. The one-line rendering is part
-//! of the contract, and tests assert it:
+//! [`ErrorKind`] is for programs to match on, [`Site`] tells people where in the data the error is,
+//! and `source()` keeps the operating system's or decoder's own error. The one-line rendering is
+//! part of the contract, and tests assert it:
 //!
 //! ```text
 //! read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 sample=2 batch=0: <source>
@@ -129,7 +129,7 @@ pub fn caught<T>(stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic, stage)))
 }
 
-/// As [`caught`]; the message of a panic begins with `who`, such as "the sampler".
+/// Like [`caught`], but a panic's message begins with `who`, such as "the sampler".
 pub fn caught_in<T>(who: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(panicked(panic, stage).within(who)))
@@ -258,12 +258,12 @@ pub struct Site {
 /// | [`Limit`](ErrorKind::Limit) | the amount that is too large | the limit, in the same unit |
 /// | [`BatchesHeld`](ErrorKind::BatchesHeld) | the held batches and one more | batches of the loader |
 /// | [`BadSamples`](ErrorKind::BadSamples) | bad samples | allowed bad samples |
-/// | [`Truncated`](ErrorKind::Truncated) | bytes of the read | bytes that were there |
+/// | [`Truncated`](ErrorKind::Truncated) | bytes of the read | available bytes |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amounts {
     /// The amount that was needed.
     pub need: u64,
-    /// The amount that was there, or allowed.
+    /// The available or allowed amount.
     pub have: u64,
 }
 
@@ -320,7 +320,7 @@ impl Error {
         Self::new(ErrorKind::Decode, Stage::Decode, message)
     }
 
-    /// The error of the JPEG `input`. If its end is missing, that is the place.
+    /// The JPEG decoder's error for `input`. The site of a truncated input is the input's end.
     #[doc(hidden)]
     pub fn of_jpeg(error: feedline_jpeg::Error, input: &[u8]) -> Self {
         let kind = match error.kind() {
@@ -382,8 +382,8 @@ impl Error {
         self
     }
 
-    /// Sets the stage of an error from user code, or from a method of a row or batch: the stage at
-    /// which it ran.
+    /// Sets the stage at which the failing code ran, for errors of user code and of methods of a
+    /// row or batch.
     #[doc(hidden)]
     pub fn in_stage(mut self, stage: Stage) -> Self {
         if self.0.kind == ErrorKind::User || self.0.stage == Stage::Batch {
@@ -401,8 +401,8 @@ impl Error {
         self
     }
 
-    /// Adds the offset of a decoder's bytes in the file to the range, which the decoder gave
-    /// relative to its bytes.
+    /// Shifts a range that a decoder gave relative to its own bytes. `offset` is the offset of
+    /// these bytes in the file.
     #[doc(hidden)]
     pub fn moved(mut self, offset: u64) -> Self {
         if let (None, Some(within)) = (&self.0.site.path, &mut self.0.site.offset) {
@@ -411,7 +411,7 @@ impl Error {
         self
     }
 
-    /// Moves such a range into the message: unpacked bytes have no offset in the file.
+    /// Moves a decoder's range into the message: unpacked bytes have no offset in the file.
     #[doc(hidden)]
     pub fn with_range_in_words(mut self) -> Self {
         let site = &mut self.0.site;
@@ -479,7 +479,7 @@ impl Error {
         }))
     }
 
-    /// The stage at which it happened.
+    /// The stage at which the error happened.
     pub fn stage(&self) -> Stage {
         self.0.stage
     }
@@ -513,7 +513,7 @@ impl fmt::Display for Error {
         } = &*self.0;
         write!(f, "{}: {}", stage.as_str(), kind.as_str())?;
         if *kind == ErrorKind::Budget {
-            // The sum, with a line for each of its terms.
+            // Keeps the line breaks: each term of the plan has its own line.
             write!(f, ": {message}")?;
         } else if !message.is_empty() {
             write!(f, ": {}", one_line(message))?;

@@ -1,17 +1,17 @@
-//! What all crates of feedline share: errors with their place, secrets, threads, counters.
+//! Shared by all crates of feedline: errors with their location, secrets, threads, counters.
 //!
 //! ```text
 //! feedline-base ◄── feedline-remote ◄── feedline-core ◄── formats, image, parquet, report, prepare ◄── feedline
 //! ```
 //!
-//! Programs use the crate `feedline`, which shows what is promised. All else here may change in any
-//! version.
+//! Programs use the crate `feedline`, which exports the stable API. Anything else here may change
+//! in any version.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![allow(
     missing_docs,
     rustdoc::private_intra_doc_links,
-    reason = "the crate feedline shows what is promised"
+    reason = "only the crate feedline is public API"
 )]
 
 pub mod cgroup;

@@ -1,4 +1,5 @@
-//! Kind, length and version of a source, as a folder or a store reports them; which paths are URLs.
+//! Kind, length and version of a source, as its folder or store reports them. Also tells URLs from
+//! paths.
 
 use crate::error::{Error, ErrorKind, Stage};
 use std::fmt;
@@ -28,7 +29,7 @@ pub fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
         .with_path(name)
 }
 
-/// The kind of the file or key with a name.
+/// Kind of a file, or of a key in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     File,
@@ -41,7 +42,7 @@ pub enum FileKind {
     Odd,
 }
 
-/// The label of such keys in counts.
+/// Label of [`FileKind::Odd`] keys in counts.
 pub const ODD: &str =
     "with an odd key (an empty or relative part, or a control character; rename it)";
 
@@ -56,7 +57,7 @@ impl FileKind {
     }
 }
 
-/// A source's entry in the folder.
+/// A source's entry in its folder or bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
     pub kind: FileKind,
@@ -115,7 +116,7 @@ impl Meta {
 /// inode.
 ///
 /// The device number is not part of it: an automatic mount may return with another number. Nor is
-/// the time of the last change of attributes: `chmod`, a link or a backup changes it.
+/// the ctime: `chmod`, a link or a backup changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// In nanoseconds, modulo 2^64.
@@ -140,14 +141,15 @@ impl Stamp {
     }
 }
 
-/// The time, as `2026-09-01 10:00:00.000000000 UTC`.
+/// Formats the time like `2026-09-01 10:00:00.000000000 UTC`.
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.modified / 1_000_000_000;
         let rest = self.modified % 1_000_000_000;
         let days = seconds / 86_400;
         let second = seconds % 86_400;
-        // Years begin in March, so that a leap day is the last one; 719,468 days precede 1970.
+        // Years begin in March, so that a leap day is the last day of its year; 719,468 days
+        // precede 1970.
         let shifted = days + 719_468;
         let era = shifted / 146_097;
         let day = shifted % 146_097;

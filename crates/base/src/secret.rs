@@ -2,8 +2,8 @@
 //! whatever form.
 //!
 //! [`hidden`] is applied wherever an error gets its message, path or source, so that no caller can
-//! forget it. A URL with a secret is also refused before it is used (`storage/remote/url.rs`), so
-//! nothing else ever holds one.
+//! forget it. A URL with a secret is also refused before it is used (`crates/remote/src/url.rs`), so
+//! no other code ever gets one.
 //!
 //! Limits: a secret without a marker (a bare word, except after the path of a web address) is not
 //! recognised. Harmless text in such a form is hidden, too.

@@ -1,20 +1,20 @@
 //! The names of settings in messages.
 //!
-//! A message holds a [`Setting`], not a word. Users read Rust's names, unless the program in front
-//! of them brought its own by [`speak`]: the Python package and the command line tools do.
+//! A message contains a [`Setting`], not a fixed name. Users see the Rust names, unless their
+//! program set its own with [`speak`]: the Python package and the command line tools do.
 
 use std::fmt;
 use std::fmt::Debug;
 use std::sync::OnceLock;
 
-/// The name of each setting in a program. `{}` is the place of a value; a name without a value ends
-/// before it. An empty name means that the setting does not exist there: no message may offer it.
+/// The name of each setting in a program. `{}` stands for a value; without a value, the name ends
+/// there. An empty name means that the program lacks the setting: no message may suggest it.
 pub type Names = fn(Setting) -> &'static str;
 
 static SPOKEN: OnceLock<Names> = OnceLock::new();
 
-/// Makes all messages of this process use these names. Values of enums are then in lower case. The
-/// first call decides.
+/// Makes all messages of this process use these names. Values of enums are then in lower case. Only
+/// the first call has an effect.
 pub fn speak(names: Names) {
     let _ = SPOKEN.set(names);
 }
@@ -138,9 +138,9 @@ impl Setting {
     fn words_in(self, names: Option<Names>) -> String {
         let name = self.name(names).trim_start_matches("tuning(|t| t.");
         match name.split_once("{}") {
-            // `slots(`, `slots=` and `--slots ` without their last sign.
+            // `slots(`, `slots=` and `--slots ` without their last character.
             Some((name, _)) => format!("`{}`", name.split(['(', '=', ' ']).next().unwrap_or(name)),
-            // A message that must name it does so in plain words.
+            // The program lacks the setting, but a message must name it.
             None if name.is_empty() => format!("{self:?}").to_lowercase(),
             None => format!("`{name}`"),
         }

@@ -1,5 +1,5 @@
-//! A flag that asks a training loop to stop: it saves its state and ends before its job is
-//! preempted or out of time.
+//! A flag that asks a training loop to save its state and end, before its job is preempted or out
+//! of time.
 //!
 //! ```text
 //! SIGTERM, SIGUSR1, … ──► handler: an atomic store ──► a flag per signal, of the process ──┐
@@ -25,8 +25,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that a training loop polls, to save its state and end in time. Clones share it; any
-/// thread may set or read it.
+/// A flag that a training loop polls, so that it can save its state and end in time. Clones share
+/// it; any thread may set or read it.
 ///
 /// ```
 /// let stop = feedline_base::stop::Stop::new();
@@ -100,16 +100,16 @@ impl Stop {
         self.signal().is_some() || self.shared.requested.load(Ordering::Acquire)
     }
 
-    /// A flag set by SIGTERM and SIGUSR1, the signals of schedulers before they end a job. Errors:
-    /// as [`on`](Self::on).
+    /// A flag set by SIGTERM and SIGUSR1, which schedulers send before they end a job. Errors:
+    /// those of [`on`](Self::on).
     pub fn on_signals() -> Result<Self> {
         Self::on([Signal::Term, Signal::Usr1])
     }
 
     /// A flag set by these signals; without signals the same as [`new`](Self::new).
     ///
-    /// Errors: [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the operating system refuses a handler;
-    /// those installed before stay.
+    /// Errors: [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the operating system refuses a
+    /// handler; handlers installed before stay.
     pub fn on(signals: impl IntoIterator<Item = Signal>) -> Result<Self> {
         let signals = signals::Watch::new(signals)?;
         Ok(Self {
@@ -120,9 +120,9 @@ impl Stop {
         })
     }
 
-    /// The first of this flag's signals that arrived. Calls of this and of
-    /// [`requested`](Self::requested) record it. If several signals arrived since the last call, it
-    /// is the first in the order of [`on`](Self::on).
+    /// The first of this flag's signals that arrived, as recorded by this method and
+    /// [`requested`](Self::requested). If several signals arrived since the last call, it is the
+    /// first in the order of [`on`](Self::on).
     pub fn signal(&self) -> Option<Signal> {
         self.shared.signals.first()
     }

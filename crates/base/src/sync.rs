@@ -1,5 +1,5 @@
 //! Atomics and locks for modelled code: the standard library's, or loom's in the models
-//! (`pipeline/models.rs`). So the models run the same code as loaders.
+//! (`src/pipeline/models.rs`), which thus run the same code as loaders.
 
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard, atomic};
@@ -13,7 +13,7 @@ pub trait Hold {
     where
         Self: 'a;
 
-    /// Locks, also after a panic of an earlier holder.
+    /// Locks, even if an earlier holder panicked.
     fn hold(&self) -> Self::Guard<'_>;
 }
 

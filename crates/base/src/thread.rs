@@ -32,7 +32,7 @@ pub fn start<T: Send + 'static>(
     spawn(name, body).map_err(|source| refused(what, 1, 0, source))
 }
 
-/// As [`start`], for a caller that handles a refusal itself.
+/// Like [`start`], for a caller that handles a refusal itself.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -74,9 +74,9 @@ pub fn scoped<'scope, T: Send + 'scope>(
         })
 }
 
-/// Calls `start` for `wanted` threads. If a thread is refused, `start` ends those that it started,
-/// and returns their number and the refusal. Then it is called for half of that number, because the
-/// process's other threads need room, too.
+/// Calls `start` for `wanted` threads. If the system refuses a thread, `start` ends the threads
+/// that it started, and returns their number and the error. It is then called for half of that
+/// number, because the rest of the process needs threads, too.
 ///
 /// Errors: [`ErrorKind::Limit`] if not a single thread can start.
 pub fn or_fewer<T>(
@@ -128,8 +128,8 @@ pub fn pool<E: FnOnce() + Clone + Send + 'static>(
                 })
             });
         let built = builder.build().ok().filter(|_| {
-            // The process needs one more thread, such as the planner. A pool that took the last one
-            // would leave none for it.
+            // The process needs one more thread, such as the planner. This pool must not take the
+            // last one.
             count == 1
                 || spawn("feedline-room", || ())
                     .map(|last| drop(last.join()))
@@ -148,8 +148,8 @@ pub fn pool<E: FnOnce() + Clone + Send + 'static>(
     })
 }
 
-/// How many of `wanted` threads could start now: starts them, and ends them. For a library that
-/// panics if it cannot start its own threads.
+/// Starts and ends threads to find how many of `wanted` can start now. For a library that panics if
+/// it cannot start its own threads.
 pub fn room_for(wanted: usize) -> usize {
     let (hold, held) = crossbeam_channel::bounded::<()>(0);
     let mut threads = Vec::new();
@@ -209,7 +209,8 @@ pub fn refused(what: &str, wanted: usize, started: usize, source: io::Error) -> 
         .with_source(source)
 }
 
-/// The limits on threads that this process can see; if control groups are full, only theirs.
+/// The limits on threads that this process can see; if control groups are full, only the limits of
+/// these groups.
 fn limits() -> String {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -225,7 +226,7 @@ fn limits() -> String {
     let most = read(Path::new("/proc/sys/kernel/threads-max"));
     known.extend(most.map(|most| format!("kernel.threads-max is {}", most.trim())));
     if known.is_empty() {
-        "the limits are unknown, as there is no /proc".into()
+        "the limits are unknown, because /proc is missing".into()
     } else {
         known.join(", ")
     }
@@ -254,7 +255,7 @@ fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> (Vec<Strin
     (full, known)
 }
 
-/// The room for threads, which tests limit.
+/// The number of threads that may still start, which tests limit.
 #[cfg(feature = "unstable")]
 pub mod room {
     use std::io;

@@ -245,7 +245,7 @@ impl LedgerWriter {
         Ok(())
     }
 
-    /// The error if these exceed the budget.
+    /// The error if the samples `bad` exceed the budget.
     pub fn refuse(&self, bad: &[BadSample]) -> Option<Error> {
         let fresh: BTreeMap<u64, &BadSample> = bad
             .iter()
@@ -306,10 +306,10 @@ impl LedgerWriter {
         match (before.len() - described.len(), &self.ledger.path) {
             (0, _) => {}
             (before, Some(path)) => {
-                said.push(format!("and {before} before, in {}", path.display()))
+                said.push(format!("and {before} earlier ones, in {}", path.display()))
             }
             (before, None) => said.push(format!(
-                "and {before} before{}",
+                "and {before} earlier ones{}",
                 Setting::Ledger.hint(|ledger| format!(", see {ledger}"))
             )),
         }
@@ -335,7 +335,7 @@ impl LedgerWriter {
 }
 
 fn open(path: &Path) -> Result<File> {
-    // Does not wait: a FIFO at the path is an error, not a wait for a reader.
+    // With `O_NONBLOCK`, a FIFO at the path is an error, not a wait for a reader.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let opened = OpenOptions::new()
         .append(true)
@@ -443,7 +443,7 @@ mod tests {
         let ten = (2..12).rev().map(of).collect::<Vec<_>>().join("; ");
         assert_eq!(
             text,
-            format!("{first}: {ten}; and 2 before, see `Loader::ledger`: {site}")
+            format!("{first}: {ten}; and 2 earlier ones, see `Loader::ledger`: {site}")
         );
 
         let text = writer

@@ -1,4 +1,4 @@
-//! What the author of a dataset format or a decoder needs.
+//! The building blocks for authors of dataset formats and decoders.
 //!
 //! ```text
 //! Dataset: schema, extents of each sample ──► reads of the loader ──► Decoder: bytes ──► Row of a batch slot
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The formats and decoders of feedline use nothing else. Programs use the crate `feedline`, which
-//! shows what is promised. All else here may change in any version.
+//! exports the stable API. Anything else here may change in any version.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![allow(
@@ -14,7 +14,7 @@
     clippy::new_without_default,
     missing_docs,
     rustdoc::private_intra_doc_links,
-    reason = "the crate feedline shows what is promised"
+    reason = "only the crate feedline is public API"
 )]
 
 pub mod dataset;

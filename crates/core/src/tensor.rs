@@ -83,7 +83,8 @@ impl DType {
         }
     }
 
-    /// Whether elements may be viewed as `T`: no byte of a file becomes Rust's `bool`.
+    /// Whether elements may be viewed as `T`. A `Bool` is viewed as `u8`, since not every byte is a
+    /// valid `bool`.
     #[doc(hidden)]
     pub fn is_seen_as<T: Element>(self) -> bool {
         self == T::DTYPE || (self == Self::Bool && T::DTYPE == Self::U8)
@@ -598,8 +599,8 @@ impl GroupShapes {
         {
             if !(1..=of_groups.len()).contains(&self.rows.len()) {
                 return bad(format!(
-                    "field `{name}` has {} shapes, the order {} groups: group the order by the \
-                     shapes",
+                    "field `{name}` has {} shapes, but the order has {} groups: group the order \
+                     by the shapes",
                     of_groups.len(),
                     self.rows.len()
                 ));
@@ -609,13 +610,13 @@ impl GroupShapes {
             let Some(field) = spec.index_of(name).map(|index| &spec.fields[index]) else {
                 let names: Vec<_> = spec.fields.iter().map(Field::name).collect();
                 return bad(format!(
-                    "the groups name a field `{name}`; there are {}",
+                    "the groups name an unknown field `{name}`; the fields are {}",
                     names.join(", ")
                 ));
             };
             let Shape::UpTo { max, .. } = field.shape else {
                 return bad(format!(
-                    "field `{name}` has one shape: groups cannot shorten it"
+                    "field `{name}` has a fixed shape: groups cannot shorten it"
                 ));
             };
             if field.is_packed() {
@@ -625,7 +626,7 @@ impl GroupShapes {
             }
             if most.len() < self.rows.len() {
                 return bad(format!(
-                    "{} lengths of field `{name}` for {} groups",
+                    "{} lengths of field `{name}` for {} groups: give one for each",
                     most.len(),
                     self.rows.len()
                 ));
@@ -713,7 +714,7 @@ impl Layout {
         Self::without(spec, rows, &[], &GroupShapes::default())
     }
 
-    /// As [`new`](Self::new), but the fields numbered `absent` take no space: their rows have no
+    /// Like [`new`](Self::new), but the fields numbered `absent` take no space: their rows have no
     /// bytes.
     #[doc(hidden)]
     pub fn without(

@@ -27,7 +27,7 @@ pub(crate) struct Array {
     pub(crate) offset: u64,
 }
 
-/// Rule for the differences between a field's arrays.
+/// How the arrays of a field may differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// No difference.
@@ -48,7 +48,8 @@ pub(crate) struct GivenArray {
     pub(crate) base: usize,
     pub(crate) arrays: Vec<Array>,
     pub(crate) rule: Rule,
-    /// The rule does not name this field. If all shapes are equal, it becomes `Same`.
+    /// The rule comes from `*`, not from the field's name. If all shapes are equal, it becomes
+    /// `Same`.
     pub(crate) if_varying: bool,
 }
 
@@ -149,8 +150,7 @@ impl Arrays {
         })
     }
 
-    /// Verifies every array on each read. `checks` holds those of the first file's arrays, then
-    /// those of the next file's.
+    /// Verifies every array on each read. `checks` lists the arrays' checks file by file.
     pub(crate) fn verified(mut self, checks: Vec<ArrayCheck>) -> Self {
         let most = checks
             .chunks(self.columns.len())
@@ -191,7 +191,7 @@ impl Arrays {
             }
             if given.arrays.len() != len {
                 let message = format!(
-                    "{} files for the field `{}`, {len} for the first",
+                    "{} files for the field `{}`, {len} for the first field",
                     given.arrays.len(),
                     given.name
                 );
@@ -261,7 +261,7 @@ impl Arrays {
         for given in given {
             if given.rule != Rule::Same {
                 let message = format!(
-                    "the rows of `{}` have one shape: a maximum is for whole arrays",
+                    "`{}`: rows have one shape; leave out its maximum, which is for whole arrays",
                     given.name
                 );
                 return Err(Error::new(ErrorKind::Config, Stage::Index, message));
@@ -564,9 +564,11 @@ impl GivenArray {
                 Rule::Flat(_) => String::new(),
                 _ if !same_dims || axes > 0 => String::new(),
                 Rule::Same if array.shape.get(1..) == first.shape.get(1..) => {
-                    format!(": {} takes arrays of several lengths", Setting::UpTo)
+                    format!("; {} accepts arrays of several lengths", Setting::UpTo)
                 }
-                _ => Setting::Flat.hint(|flat| format!(": {flat} takes arrays of several shapes")),
+                _ => {
+                    Setting::Flat.hint(|flat| format!("; {flat} accepts arrays of several shapes"))
+                }
             };
             let first = first.described();
             return Err(format!(

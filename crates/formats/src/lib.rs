@@ -4,7 +4,7 @@
 //!
 //! | value from a file | compared with, before any allocation or loop |
 //! |---|---|
-//! | any file | opened without blocking, must be regular, read up to its length at open |
+//! | any file | opened without blocking, must be regular, read up to the length found at opening |
 //! | side files: indexes, checksums, seek points, plans | the file's length, a CRC of each page |
 //! | index file `.fdx` | the shard's length and ends, the section's length, 8 MiB of ledger |
 //! | facts: checksums, lengths | the sources, the section's length |
@@ -26,7 +26,7 @@
 #![allow(
     missing_docs,
     rustdoc::private_intra_doc_links,
-    reason = "the crate feedline shows what is promised"
+    reason = "only the crate feedline is public API"
 )]
 
 mod arrays;
@@ -149,12 +149,12 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
         [0x80, 4 | 5, 0x95, _, _, _, _, _, 0, 0, 0, ..]
         | [0x80, 2 | 3, b']' | b'}', b'q', 0, ..]
         | [0x80, 2 | 3, b'c', b'n', b'u', b'm', ..]
-        | [0x80, 2, 0x8a, 10, 0x6c, 0xfc, ..] => "a pickle, which is a program and never read",
+        | [0x80, 2, 0x8a, 10, 0x6c, 0xfc, ..] => "a pickle, which can run code and is never read",
         [b'M', b'M', b'I', b'D', b'I', b'D', b'X', 0, ..] => {
-            "an index of Megatron's: read it as source megatron"
+            "a Megatron index: read it as source megatron"
         }
         [0xc6..=0xc8, 0xd7, 0x34, 1, ..] | [0x8a, 0xd8, 0x34, 1, ..] => {
-            "a model, tokenizer or evaluation of llm.c"
+            "an llm.c model, tokenizer or evaluation file"
         }
         _ => return None,
     })

@@ -29,8 +29,8 @@ const HEADER_BYTES: u64 = 34;
 /// Bytes of the index in memory at a time, for each of its three lists.
 const BLOCK: u64 = 64 << 10;
 
-/// Dataset of Megatron-LM's indexed tokens. Samples are documents or sequences up to a maximum, or
-/// windows over all.
+/// Dataset of Megatron-LM's indexed tokens. Samples are documents or sequences of up to a maximum
+/// length, or windows over all tokens.
 ///
 /// Field: `tokens`, of the index's dtype. For documents and sequences the row's length is the
 /// number of its tokens.
@@ -214,7 +214,7 @@ impl MegatronBuilder {
             Some((_, 0)) => bad("samples of at most 0 tokens: give a maximum above 0"),
             Some((kind, _)) => Ok(kind),
             None if self.cut_long => {
-                bad("only documents and sequences are cut, and samples are windows")
+                bad("only documents and sequences can be cut, but samples are windows")
             }
             None => Ok(EndsKind::Windows),
         }
@@ -242,7 +242,7 @@ impl MegatronBuilder {
             }
         }
         if let (Some((sample, len)), false) = (first, self.cut_long) {
-            let cut = Setting::Cut.hint(|cut| format!("; {cut} takes their first {max}"));
+            let cut = Setting::Cut.hint(|cut| format!("; {cut} keeps their first {max}"));
             let message = format!(
                 "{cut_samples} of the {what} are longer than {max} tokens, the first has \
                  {len}; raise {}{cut}",
@@ -289,7 +289,7 @@ fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
     let head: [u8; HEADER_BYTES as usize] = input.array(0, "the header")?;
     let wrong = |message: String| input.wrong(message, 0, HEADER_BYTES);
     if &head[..9] != MAGIC || number(&head[9..17]) != 1 {
-        return Err(wrong("not an index of Megatron's, version 1".into()));
+        return Err(wrong("not a Megatron index of version 1".into()));
     }
     let dtype = dtype_of(head[17]).map_err(wrong)?;
     let sequences = number(&head[18..26]);
@@ -469,7 +469,7 @@ impl IndexWalk<'_> {
         }
         if tokens.checked_mul(size) != Some(offset) {
             let message = format!(
-                "sequence {sequence} starts at byte {offset}, but those before it have \
+                "sequence {sequence} starts at byte {offset}, but the sequences before it have \
                  {tokens} tokens of {size} bytes"
             );
             return Err(self.input.wrong(message, at, 8));
@@ -577,8 +577,8 @@ impl Dataset for Megatron {
                 ..
             } => {
                 format!(
-                    "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens}, \
-                     {empty} empty"
+                    "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens} \
+                     tokens, {empty} empty"
                 )
             }
             DocumentSamples::Windows { windows, leftover } => {

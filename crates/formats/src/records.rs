@@ -176,7 +176,7 @@ impl RecordsBuilder {
         let over = body % self.record_bytes;
         if over != 0 {
             let message = format!(
-                "{body} bytes are not a whole number of {}-byte records: {over} over",
+                "{body} bytes are not a whole number of {}-byte records: {over} left over",
                 self.record_bytes
             );
             return Err(Error::new(ErrorKind::Truncated, Stage::Index, message)

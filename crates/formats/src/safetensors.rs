@@ -221,7 +221,7 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
         let wrong = |message: String| Err(input.wrong(message, 8, data - 8));
         if *start != next || end < start {
             return wrong(format!(
-                "`{name}` lies at {start} to {end}, the bytes before it end at {next}"
+                "`{name}` lies at {start} to {end}, but the bytes before it end at {next}"
             ));
         }
         let bits = shape
@@ -284,7 +284,7 @@ macro_rules! visitor {
                     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                         f.write_str($wanted)
                     }
-                    #[allow(unused_mut, reason = "one of them passes it on")]
+                    #[allow(unused_mut, reason = "TensorEntry only passes it on")]
                     fn $visit<A: $access<'de>>(self, mut $input: A) -> Result<$name, A::Error> $read
                 }
                 from.$by(TensorReads)

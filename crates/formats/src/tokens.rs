@@ -4,7 +4,7 @@
 //! ```text
 //! file:       | header | t0 t1 t2 … |        window 3, next_token: t0 t1 t2 t3 | t3 t4 t5 t6 | t6 …
 //! windows:    k ─► header + k × stride                             (inputs are [..3], targets [1..])
-//! documents:  t0 t1 E | t2 E | t3 …          separator E: it ends its document; what follows the last one is a document, too
+//! documents:  t0 t1 E | t2 E | t3 …          separator E ends a document; tokens after the last E are one, too
 //! ```
 //!
 //! The ends of documents are found by one pass over all tokens, and take 8 bytes each in memory; a
@@ -48,8 +48,8 @@ const KIND: SideKind = SideKind {
 const STEP: u64 = 4 << 20;
 
 /// Dataset of windows over flat files of tokens, or of the documents in them. Field: `tokens`, of
-/// the given dtype. Its length is that of the window; for documents it is up to that of the
-/// longest. Samples are in the order of files and offsets.
+/// the given dtype. A row is as long as the window, or for documents up to as long as the longest
+/// document. Samples are in the order of files and offsets.
 ///
 /// The header of llm.c and modded-nanogpt (1,024 bytes: magic, version, number of tokens) is
 /// recognised: its count and its element type (`u16` for GPT-2's tokens, `u32` for Llama 3's) are
@@ -186,8 +186,7 @@ impl TokensBuilder {
 
     /// Makes each document a sample, instead of windows. A document is the tokens up to and
     /// including the next `token` (GPT-2's end of text: 50256). The tokens after the last `token`
-    /// of a file are also a document. For `packed` rows, or
-    /// ragged batches.
+    /// of a file are also a document. Use them for `packed` rows or ragged batches.
     ///
     /// Opening reads all tokens once, on all cores; [`index_file`](Self::index_file) stores the
     /// result.
@@ -261,8 +260,8 @@ impl TokensBuilder {
             match (header, bytes) {
                 (Some(others), Some(bytes)) if others != bytes => {
                     let message = format!(
-                        "a header of {bytes} bytes here, of {others} in the files before: open them \
-                         as separate datasets"
+                        "a header of {bytes} bytes here, but {others} in the files before: open \
+                         them as separate datasets"
                     );
                     return Err(
                         Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path)
@@ -306,7 +305,7 @@ impl TokensBuilder {
         let over = body % self.dtype.size() as u64;
         if over != 0 {
             let message = format!(
-                "{body} bytes are not a whole number of {}-byte tokens: {over} over",
+                "{body} bytes are not a whole number of {}-byte tokens: {over} left over",
                 size
             );
             return Err(input.error(ErrorKind::Truncated, message, input.len() - over, over));
@@ -356,7 +355,7 @@ impl TokensBuilder {
         let wrong = |message: String| Err(input.wrong(message, 0, head.len() as u64));
         let all = || {
             format!(
-                "; {} takes its bytes as tokens",
+                "; {} reads its bytes as tokens",
                 Setting::HeaderBytes.with(0)
             )
         };
@@ -385,7 +384,7 @@ impl TokensBuilder {
         if *dtype != self.dtype {
             let token = Setting::Token.with(dtype);
             return wrong(format!(
-                "the header says {dtype} tokens, not {}: give {token}",
+                "the header says {dtype} tokens, not {}: set {token}",
                 self.dtype
             ));
         }
@@ -654,7 +653,7 @@ impl Vocabulary {
         };
         let vocabulary = Setting::Vocabulary.with(size);
         let message = format!(
-            "{said}, and the ids end at {}, by {vocabulary}: the tokens may not be {dtype}",
+            "{said}, but {vocabulary} ends the ids at {}: the tokens may not be {dtype}",
             size - 1
         );
         Err(Error::decode(message))

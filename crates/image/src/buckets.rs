@@ -14,13 +14,13 @@ impl Image {
     /// All pictures of a batch have one size, so the order must have [groups](Self::groups). A
     /// field `NAME.geometry` (six `i32`) follows that of the picture: height and width of the
     /// picture, top and left of the crop in the scaled (and [flipped](Self::flip)) picture, height
-    /// and width of the size. SDXL is conditioned on these values.
+    /// and width of the bucket. SDXL is conditioned on these values.
     ///
     /// ```no_run
     /// # use feedline_image::Image;
     ///
     /// let decoder = Image::buckets([(1024, 1024), (768, 1360), (1360, 768)]).random_crop(true);
-    /// let sizes = vec![(2000, 1500); 80_000]; // of every picture, such as from a table of metadata
+    /// let sizes = vec![(2000, 1500); 80_000]; // of all pictures, e.g. from a metadata table
     /// let groups = decoder.groups(sizes)?.budget(16 << 20).multiple_of(8); // pixels of a batch, over all ranks
     /// # Ok::<(), feedline_core::Error>(())
     /// ```
@@ -77,9 +77,8 @@ impl Image {
         )
     }
 
-    /// The numbers of patches of pictures of these sizes (width, height), which
-    /// `picture_sizes` returns. They are lengths for
-    /// [`Groups::by_length`], with a budget of patches.
+    /// The numbers of patches of pictures of these sizes (width, height), which `picture_sizes`
+    /// returns. Use them as lengths for [`Groups::by_length`], with a budget of patches.
     ///
     /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming
     /// the sample.
@@ -126,8 +125,8 @@ impl Image {
             return Ok(());
         }
         let message = format!(
-            "the picture has {width}x{height} pixels and belongs to group {own}, not to \
-             {group} of its batch: the order knows another size"
+            "the picture has {width}x{height} pixels and belongs to group {own}, but its \
+             batch is of group {group}: the order was made for another size"
         );
         Err(Error::new(ErrorKind::Shape, Stage::Decode, message))
     }

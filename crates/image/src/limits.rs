@@ -21,7 +21,7 @@ pub struct Limits {
     /// Total heap bytes of one decode; all workers may use as much at once. See
     /// [`Image`](super::Image) for the sum.
     pub memory: usize,
-    /// Scans of a JPEG that has several, usually a progressive one. Encoders write about 10.
+    /// Scans of a JPEG with several scans, usually a progressive one. Encoders write about 10.
     ///
     /// Each scan is a pass over all coefficients, and takes only a hundred bytes in the file.
     pub scans: u32,
@@ -97,7 +97,10 @@ impl PictureRoom<'_> {
                 format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}");
             return Err(over_limit(message)
                 .with_amounts(sum, limit)
-                .with_note(&format!("a tight {} lowers it", Setting::MemoryBudget)));
+                .with_note(&format!(
+                    "a small {} lowers this limit",
+                    Setting::MemoryBudget
+                )));
         }
         let kept = (self.pixels.len().max(own as usize) + self.resizer.bytes()) as u64;
         if kept.saturating_add(resizing).saturating_add(theirs) > limit {

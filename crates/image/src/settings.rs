@@ -113,11 +113,11 @@ pub struct Image {
     pub(super) strict: bool,
     pub(super) scaling: bool,
     pub(super) orient: bool,
-    /// A setting that these pictures do not have, and what it is for.
+    /// A setting that does not apply to these pictures, and where it applies.
     pub(super) misplaced: Option<Misplaced>,
 }
 
-/// A setting of other pictures: its name, and the pictures that have it.
+/// A setting that does not apply to this kind of output: its name, and the kind that has it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Misplaced {
     pub(super) setting: &'static str,
@@ -253,8 +253,8 @@ impl Image {
     }
 
     /// Whether a picture with fewer [patches](Self::patches) than the maximum is enlarged to as
-    /// many as fit, at most 100-fold per side, as by SigLIP2 NaFlex; false by default.
-    /// `build()` refuses it for other crops, and beside [`merge`](Self::merge).
+    /// many as fit, at most 100-fold per side, as by SigLIP2 NaFlex; false by default. `build()`
+    /// refuses it for other crops, and together with [`merge`](Self::merge).
     #[must_use]
     pub fn enlarge(mut self, enlarge: bool) -> Self {
         match &mut self.op {

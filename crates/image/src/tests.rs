@@ -1003,7 +1003,7 @@ fn jpegs_of_unusual_kinds_are_named() {
     let segment = &base[frame + 2..frame + 19];
     let hierarchical = [&base[..frame], &[0xFF, 0xDE], segment, &base[frame..]].concat();
     for (input, words) in [
-        (low, "height comes behind its data (DNL)"),
+        (low, "height comes after its data (DNL)"),
         (hierarchical, "DHP: hierarchical"),
     ] {
         for strict in [true, false] {

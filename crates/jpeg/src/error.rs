@@ -16,7 +16,7 @@ pub struct Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The bytes are no JPEG that can be decoded: broken beyond use, or of an unsupported kind.
+    /// The bytes are not a JPEG that can be decoded: broken beyond use, or of an unsupported kind.
     Invalid,
     /// Damage that only [strict](crate::Input::strict) decoding refuses.
     Damaged,
@@ -32,7 +32,7 @@ impl Error {
         Self { kind, message }
     }
 
-    /// The bytes are no JPEG that can be decoded.
+    /// The bytes are not a JPEG that can be decoded.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }

@@ -85,7 +85,7 @@ impl Header {
     pub fn parse(input: &[u8]) -> Result<Self> {
         match Self::read(input)? {
             Self { components: 2, .. } => Err(Error::invalid(
-                "JPEG of 2 components: 1, 3 or 4 have colours",
+                "JPEG of 2 components: only 1, 3 and 4 are supported",
             )),
             header => Ok(header),
         }
@@ -230,7 +230,7 @@ impl Header {
             )));
         }
         if height == 0 && width > 0 {
-            let message = "JPEG whose height comes behind its data (DNL), which is not supported";
+            let message = "JPEG whose height comes after its data (DNL), which is not supported";
             return Err(Error::invalid(message));
         }
         if width == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4)
@@ -637,7 +637,7 @@ impl<'a> Scan<'a> {
             .map(|part| format!("{}x{}", part.factors.h, part.factors.v))
             .collect();
         Err(Error::invalid(format!(
-            "JPEG with sampling factors of {}, which no decoder takes",
+            "JPEG with sampling factors of {}, which no decoder accepts",
             list.join(", ")
         )))
     }

@@ -25,8 +25,8 @@ pub(super) const ZIGZAG: [u8; 64] = [
     52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// Natural index of the coefficient before each place. Places beyond the block are errors, and have
-/// any index.
+/// Natural index of the coefficient before each place. Places beyond the block are errors, and
+/// their index is arbitrary.
 const PLACES: [u8; 128] = {
     let mut places = [0; 128];
     let mut k = 0;
@@ -434,8 +434,8 @@ impl Skip {
     /// Fills the table with the codes that fit in the bits of each index.
     ///
     /// A picture with its own tables pays for this. So the entries after a code are copied from
-    /// those for the fewer bits that it leaves, which were computed before. They are the same for
-    /// each value of the code.
+    /// the entries for the remaining bits, which were computed before. They are the same for each
+    /// value that follows the code.
     fn fill(to: &mut [Self; 1 << SKIP_BITS], table: HuffmanTable<'_>) {
         // The entries for indices of `bits` bits start at `1 << bits`.
         let mut all = [Self::default(); 2 << SKIP_BITS];

@@ -1,8 +1,8 @@
 //! The JPEG engine: decodes coded bytes to the pixels of a crop, and no more than the crop needs.
 //!
 //! ```text
-//!      ┌──────────────────────────────┐   rows above: codes are passed, several by one lookup
-//!      │      ┌──────────────┐        │   beside the crop: passed, too
+//!      ┌──────────────────────────────┐   rows above: codes are skipped, several by one lookup
+//!      │      ┌──────────────┐        │   beside the crop: skipped, too
 //!      │      │     crop     │        │   blocks of the crop, and those that interpolation of chroma reads:
 //!      │      └──────────────┘        │     codes ─► coefficients ─► samples ─► rows of chroma ─► RGB
 //!      │ rows below: not decoded      │     two blocks at a time      one row of MCUs, in the cache
@@ -22,11 +22,11 @@
 //!
 //! # Seek points
 //!
-//! A picture may have some hundred bytes of them, about 1 % of its own, in a segment that other
-//! decoders skip ([`Decoder::embed`]) or stored separately ([`Decoder::seek_points`]). Then
-//! decoding of a row of the crop begins near its left edge. A checksum of the coded data guards
-//! them: pixels never depend on points, and with wrong ones the picture is decoded without them.
-//! Pictures with restart markers, damaged pictures and those of several scans have none.
+//! A picture may carry seek points, about 1 % of its bytes: in a segment that other decoders skip
+//! ([`Decoder::embed`]), or stored separately ([`Decoder::seek_points`]). With them, decoding of a
+//! row of the crop begins near the crop's left edge. A checksum of the coded data guards them:
+//! pixels never depend on points, and with wrong ones the picture is decoded without them. Pictures
+//! with restart markers, damaged pictures and those of several scans have none.
 //!
 //! # Use
 //!
@@ -82,8 +82,8 @@
 //! # Limits and invariants
 //!
 //! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per
-//!   restart interval; 256 KiB of tables. [`Scans::engine_bytes`] tells the sum, for several scans
-//!   too, whose coefficients are kept.
+//!   restart interval; 256 KiB of tables. [`Scans::engine_bytes`] gives the sum, including the
+//!   coefficients and tables of several scans.
 //! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit,
 //!   and MCUs of a damaged interval are not read.
 //! * Input is untrusted. Reads beyond its end give zeros, which are detected within one MCU.

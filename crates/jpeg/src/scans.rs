@@ -389,7 +389,7 @@ struct ScanReader<'a> {
     broken: bool,
     /// The last MCU in which damage was found, unless it directly follows a damaged interval.
     broken_at: u32,
-    /// The first MCU after a damaged interval. As for libjpeg-turbo, it does not matter whether its
+    /// The first MCU after a damaged interval. As in libjpeg-turbo, it does not matter whether its
     /// own data exist.
     behind: Option<u32>,
     /// MCUs per row in a scan of one component.
@@ -721,7 +721,7 @@ impl<'a> ScanReader<'a> {
         // Some cameras also write a restart marker after the last interval.
         if self.strict && !self.broken && end + 2 < data {
             let message = format!(
-                "a restart marker more than scan {} has intervals",
+                "one restart marker too many for the intervals of scan {}",
                 self.number + 1
             );
             return Err(Error::damaged(message).at(end));

@@ -377,7 +377,7 @@ impl OneScan<'_> {
                     .any(|lacks| *lacks != expected);
             if unready || odd {
                 let what = if refines || unready {
-                    "needs what no scan before it has"
+                    "needs coefficients that no earlier scan has"
                 } else {
                     "repeats coefficients"
                 };

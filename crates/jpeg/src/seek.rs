@@ -3,7 +3,7 @@
 //! ```text
 //! scan:    MCU 0 ……… N ………… 2N ……… 3N ………
 //! points:            ▲       ▲      ▲      each: bits since the point before, change of each DC predictor
-//!                            └─ a row of a crop begins at the last point before it, and passes the rest
+//!                            └─ a row of a crop begins at the last point before it, and skips the rest
 //! ```
 //!
 //! One more point marks the scan's end.

@@ -269,7 +269,7 @@ impl<'a> Walk<'a> {
             return self.next_interval(self.mcu);
         };
         if point != self.point() {
-            return Err(Error::invalid("the seek points are of another picture"));
+            return Err(Error::invalid("the seek points belong to another picture"));
         }
         self.unproven = false;
         self.stop_at_next_point();
@@ -379,7 +379,7 @@ impl<'a> Walk<'a> {
         let marker = self.bits.end_marker().unwrap_or(0);
         if self.strict && self.header.restart == 0 && !may_follow(marker) {
             return Err(Error::damaged(format!(
-                "marker {marker:02x} behind its data"
+                "marker {marker:02x} after its data"
             )));
         }
         Ok(())

@@ -290,7 +290,7 @@ impl Column<'_> {
                         && [PLAIN_DICTIONARY, RLE_DICTIONARY].contains(&page.header.encoding)
                     {
                         return Err(Error::decode(
-                            "a page refers to a dictionary, and the column chunk has none before it",
+                            "a page refers to a dictionary, but the column chunk has none before it",
                         ));
                     }
                 }
@@ -548,7 +548,7 @@ impl Column<'_> {
     fn missing(&self, row: usize) -> Error {
         let row = self.rows.start + row as u64;
         Error::decode(format!(
-            "row {row} of the row group is null ({} takes nulls as 0 or empty)",
+            "row {row} of the row group is null ({} reads nulls as 0 or empty)",
             Setting::NullZero
         ))
     }

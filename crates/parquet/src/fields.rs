@@ -190,12 +190,12 @@ fn refusal(leaf: &Leaf) -> String {
         _ if number(leaf).is_none() => "values of this type are not supported".into(),
         _ if list => {
             format!(
-                "a list is a field by {}, one of fixed size also by {}",
+                "read a list with {}, or a list of fixed size with {}",
                 Setting::UpTo,
                 Setting::Columns
             )
         }
-        _ => format!("a number is a field by {}", Setting::Columns),
+        _ => format!("read a number with {}", Setting::Columns),
     }
 }
 
@@ -208,7 +208,7 @@ fn encoded_field(
     let unsupported = || {
         let stored = leaf.descr.physical_type();
         let others = unreadable(leaf).map_or(String::new(), |_| {
-            format!("; {} takes other columns", Setting::Columns)
+            format!("; choose other columns with {}", Setting::Columns)
         });
         let name = &leaf.name;
         let described = leaf.described();
@@ -311,7 +311,7 @@ fn find(footer: &Footer, name: &str) -> Result<usize> {
             Some(reason) if there.is_empty() => {
                 let columns = Setting::Columns;
                 config(format!(
-                    "column `{name}` holds `{}`: {reason}; {columns} takes other columns",
+                    "column `{name}` holds `{}`: {reason}; choose other columns with {columns}",
                     inner.name
                 ))
             }

@@ -57,7 +57,7 @@ impl Leaf {
         }
     }
 
-    /// Description of everything in which the values of two files may differ.
+    /// Describes all properties in which the values of two files may differ.
     pub(super) fn words(&self) -> String {
         let stored = self.descr.physical_type();
         let len = self.descr.type_length();
@@ -203,14 +203,14 @@ impl Footer {
                     return Ok(blob);
                 }
                 let message =
-                    "the file was written or replaced while it was indexed; open the dataset anew";
+                    "the file was written or replaced while it was indexed; open the dataset again";
                 Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&self.path))
             }
         }
     }
 
-    /// As [`content`](Self::content), but `None` on an error. For sizes that opening the chunk
-    /// checks again.
+    /// As [`content`](Self::content), but `None` on an error. Used for sizes that are checked again
+    /// when the chunk is opened.
     pub(super) fn blob(&self) -> Option<Blob> {
         self.content().ok()
     }
@@ -319,7 +319,7 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
         let all = meta.file_metadata().num_rows();
         let message = format!(
             "the footer counts {all} rows, its row groups {counted}: a row group is \
-             lost, or the footer damaged"
+             lost, or the footer is damaged"
         );
         return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_range(start, footer));
     }

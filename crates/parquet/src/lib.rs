@@ -25,7 +25,7 @@
 #![allow(
     missing_docs,
     rustdoc::private_intra_doc_links,
-    reason = "the crate feedline shows what is promised"
+    reason = "only the crate feedline is public API"
 )]
 
 mod column;
@@ -602,7 +602,8 @@ impl Framed for Parquet {
         if bytes > LENGTHS_MAX {
             let name = &self.schema[field].name;
             let message = format!(
-                "column `{name}` has {bytes} bytes, too many to look for the longest row: give it"
+                "column `{name}` has {bytes} bytes, too many to search for the longest row: give its \
+                 length"
             );
             return Err(footer::config(
                 message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}")),

@@ -118,8 +118,8 @@ impl Claim<'_> {
         format!("column `{}`: {reason}", self.descr.path().string())
     }
 
-    /// The pages, if they follow each other from the chunk's start to its end, and so do their
-    /// rows.
+    /// The pages, if they and their rows follow each other without gaps from the chunk's start to
+    /// its end.
     fn pages(&self) -> Checked<Pages> {
         let start = self.whole.data.0;
         let end = self.whole.data.0 + self.whole.data.1;
@@ -194,7 +194,7 @@ fn dictionary(blob: &Blob, offset: u64, len: u64) -> Result<Checked<u64>> {
         let fills = header.kind == PageKind::Dictionary && bytes + header.compressed as u64 == len;
         fills
             .then_some(header.uncompressed as u64)
-            .ok_or(format!("{len} bytes before the pages are no dictionary"))
+            .ok_or(format!("{len} bytes before the pages are not a dictionary"))
     }))
 }
 
@@ -210,7 +210,7 @@ fn head(blob: &Blob, page: &DataPage, claim: &Claim<'_>, rows: u64) -> Result<Ch
     }
     let nested = claim.descr.max_rep_level();
     let there = match header.kind {
-        PageKind::Dictionary | PageKind::Other => return Ok(Err("it is no data page".into())),
+        PageKind::Dictionary | PageKind::Other => return Ok(Err("it is not a data page".into())),
         PageKind::Data | PageKind::DataV2 { .. } if nested == 0 => header.values as u64,
         PageKind::DataV2 { rows, .. } => u64::from(rows),
         PageKind::Data if nested > 1 => return Ok(Err("lists of lists".into())),
@@ -258,7 +258,7 @@ fn levels(header: &Header, bytes: &[u8], compression: Compression) -> Option<Vec
     Some(levels)
 }
 
-/// At least the first `need` unpacked bytes; `None` if these packed bytes do not hold them.
+/// At least the first `need` unpacked bytes; `None` if these packed bytes yield fewer.
 fn front(header: &Header, bytes: &[u8], compression: Compression, need: usize) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     match compression {

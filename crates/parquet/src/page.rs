@@ -110,8 +110,8 @@ impl<'a> Thrift<'a> {
         Ok(())
     }
 
-    /// Calls `field` with the id and type of each field of a structure; it returns whether it read
-    /// the value.
+    /// Calls `field` with the id and type of each field of a structure; `field` returns whether it
+    /// read the value.
     fn fields(
         &mut self,
         depth: u32,
@@ -165,7 +165,9 @@ impl<'a> Thrift<'a> {
                 (0..len).try_for_each(|_| self.skip_element(kind, depth))
             }
             12 => self.fields(depth + 1, |_, _, _| Ok(false)),
-            _ => Err(Error::decode(format!("type {kind} in a page header"))),
+            _ => Err(Error::decode(format!(
+                "unknown type {kind} in a page header"
+            ))),
         }
     }
 
@@ -489,7 +491,7 @@ fn schema(
                         .filter(|children| *children <= there)
                         .ok_or_else(|| {
                             Error::decode(format!(
-                                "a group of {said} columns, the schema has {there} more"
+                                "a group of {said} columns, the schema has {there} left"
                             ))
                         })?;
                     Ok(true)
@@ -591,7 +593,7 @@ impl Pages {
         else {
             let there = self.bytes.len() - start;
             let message = format!(
-                "a page of {} bytes, the chunk has {there} more",
+                "a page of {} bytes, the chunk has {there} left",
                 header.compressed
             );
             return Err(self.located(Error::new(ErrorKind::Truncated, Stage::Decode, message)));

@@ -117,7 +117,7 @@ pub(super) struct Unpacked {
     parts: [Pages; 2],
     compression: Compression,
     codec: Codec,
-    /// The dictionary page, if it was peeked at but not yet given.
+    /// The dictionary page, if it was peeked at but not returned yet.
     dictionary: Option<Page>,
 }
 

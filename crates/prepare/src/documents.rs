@@ -160,7 +160,7 @@ fn check(bytes: &[u8], lens: &[u32], size: usize, is_narrow: bool) -> Result<(),
         if *len > i32::MAX as u32 {
             return Err((
                 place,
-                format!("a document of {len} tokens; {} are possible", i32::MAX),
+                format!("a document of {len} tokens; the maximum is {}", i32::MAX),
             ));
         }
         let (own, later) = rest.split_at(*len as usize * size);
@@ -178,7 +178,7 @@ fn check(bytes: &[u8], lens: &[u32], size: usize, is_narrow: bool) -> Result<(),
             return Err((
                 place,
                 format!(
-                    "a token of 2^{} or more has no place in Megatron's files",
+                    "a token of 2^{} or more does not fit Megatron's files",
                     8 * size - 1
                 ),
             ));

@@ -19,8 +19,8 @@ pub(super) fn commit_new(pending: Pending) -> Result<()> {
     let target = pending.target.clone();
     pending.commit_new().map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => {
-            let message = "the file exists, and the plan gives other bytes: move it away, and run the \
-                 task again";
+            let message = "the file exists with other bytes than the plan gives: move it away, \
+                 and run the task again";
             Error::new(ErrorKind::Config, Stage::Write, message).with_path(&target)
         }
         io::ErrorKind::NotFound => {

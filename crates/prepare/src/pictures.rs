@@ -46,7 +46,7 @@ impl Picture {
             return Err(self.changed());
         }
         if file.look()?.version != self.version {
-            let message = "the file has the length that was listed, and was modified since";
+            let message = "the file still has the listed length, but was modified since";
             return Err(Error::new(ErrorKind::Changed, Stage::Read, message));
         }
         Ok(file)
@@ -54,7 +54,7 @@ impl Picture {
 
     fn changed(&self) -> Error {
         let message = format!(
-            "the file had {} bytes when it was listed, and has changed since",
+            "the file had {} bytes when it was listed, but has changed since",
             self.len
         );
         Error::new(ErrorKind::Changed, Stage::Read, message)

@@ -124,7 +124,7 @@ impl Shards {
         self
     }
 
-    /// Limits the bytes of a picture; one with more counts as damaged.
+    /// Limits the bytes of a picture; a larger picture counts as damaged.
     #[must_use]
     pub fn bytes_max(mut self, bytes: u64) -> Self {
         self.settings.bytes_max = bytes;

@@ -24,7 +24,7 @@ impl Completions {
         }
     }
 
-    /// Number of completions that nobody has collected.
+    /// Number of completions that were not collected yet.
     pub(super) fn len(&self) -> usize {
         self.completions.hold().len()
     }
@@ -51,7 +51,7 @@ impl Completions {
         }
     }
 
-    /// As [`Reader::wait`](super::Reader::wait); returns the number of completions.
+    /// Like [`Reader::wait`](super::Reader::wait); returns the number of completions.
     pub fn wait(&self, out: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! All code above the hook (`progress`, `files`, the readers) is the code that users run. Without
-//! the feature `unstable`, both types are empty, every method returns its input, and nothing of
-//! them is left in the program. With the feature, they come from `faulty`.
+//! the feature `unstable`, both types are empty, every method returns its input, and the compiler
+//! removes them. With the feature, they come from `faulty`.
 
 #[cfg(feature = "unstable")]
 pub use super::faulty::{FaultHook, Injection};

@@ -287,7 +287,8 @@ impl FaultHook {
         Self(options.faulty.clone())
     }
 
-    /// The pause between two tries. With planned faults, waiting does not improve the storage.
+    /// The pause between two tries. Planned faults do not pass with time, so it is shorter with
+    /// them.
     pub(crate) fn pause(&self, pause: Duration) -> Duration {
         if self.0.is_some() {
             pause / 1000

@@ -6,8 +6,8 @@
 //! it to the program. The limit itself is never raised, because programs that use `select` rely on
 //! it.
 //!
-//! Opened files are checked in `opened`. If a dataset gave only lengths, the reader's first open
-//! replaces the index ([`Seen`]).
+//! Opened files are checked in `opened`. If a dataset gave only lengths, files are compared with
+//! the reader's first open instead of the index ([`Seen`]).
 
 use super::fault_hook::FaultHook;
 use super::fault_point::{Attempt, Call};
@@ -32,7 +32,8 @@ use std::sync::{Arc, OnceLock};
 /// Assumed alignment for `O_DIRECT` if the kernel does not report it.
 const ALIGN_UNKNOWN: usize = 4096;
 
-/// Maximum number of folders that `probe` checks. File systems differ by folder, hardly by file.
+/// Maximum number of folders that `probe` checks. Files of one folder are rarely on different file
+/// systems.
 pub const PROBES_MAX: usize = 64;
 
 /// The descriptor table of a reader.
@@ -130,8 +131,8 @@ impl Files {
         Self::new(self.sources.clone(), align, budget).through(self.hook.clone(), self.seen.clone())
     }
 
-    /// The same table, but `O_NONBLOCK` stays set after the open. Only io_uring is affected by it
-    /// on regular files, and must not read these.
+    /// The same table, but `O_NONBLOCK` stays set after the open. On regular files the flag affects
+    /// only io_uring, which must not read these.
     pub(crate) fn nonblocking(self) -> Self {
         Self {
             nonblocking: true,
@@ -233,7 +234,7 @@ impl Files {
 
     /// The file, opened if necessary.
     ///
-    /// Errors: as in [`Files::adopt`] and [`open_error`].
+    /// Errors: those of [`Files::adopt`] and [`open_error`].
     pub fn get(&self, id: SourceId) -> Result<Handle<'_>> {
         if let Some(file) = self.open_already(id) {
             return Ok(Handle::Kept(file));
@@ -252,7 +253,7 @@ impl Files {
 
     /// The file, if opening it needs no I/O; `None` if it does, or if the kernel cannot tell.
     ///
-    /// Errors: as [`Files::get`].
+    /// Errors: those of [`Files::get`].
     pub(crate) fn get_cached(&self, id: SourceId) -> Result<Option<Handle<'_>>> {
         if let Some(file) = self.open_already(id) {
             return Ok(Some(Handle::Kept(file)));
@@ -529,7 +530,7 @@ mod tests {
                     };
                     assert!(
                         error.message().contains(words)
-                            && error.message().contains("open the dataset anew"),
+                            && error.message().contains("reopen the dataset"),
                         "{error}"
                     );
                 }

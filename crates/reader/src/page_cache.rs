@@ -49,7 +49,7 @@ pub struct PageCache {
 pub enum Cached {
     /// All bytes were cached and are in `dst`.
     Hit,
-    /// Some bytes were missing; `dst` holds garbage. Read them by a [`Reader`](super::Reader).
+    /// Some bytes were missing; `dst` holds garbage. Read them with a [`Reader`](super::Reader).
     Miss,
     /// The read cannot work: the file is gone, changed, or not a file.
     Failed(Error),

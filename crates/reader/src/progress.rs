@@ -29,7 +29,7 @@ pub(crate) enum Step {
     Continue,
     /// No byte came: repeat the same read.
     Retry,
-    /// `O_DIRECT` was refused: clear the flag; `next()` starts anew without it.
+    /// `O_DIRECT` was refused: clear the flag; `next()` starts over without it.
     Buffered,
     /// The read failed.
     Fail(Failure),
@@ -89,7 +89,7 @@ impl Progress {
         let wide = align as u64;
         let start = extent.offset & !(wide - 1);
         // Saturating: an extent past 2^64 is refused before it is read, but its footprint may be
-        // asked.
+        // requested.
         let end = extent
             .offset
             .saturating_add(extent.len)

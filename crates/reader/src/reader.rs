@@ -90,13 +90,13 @@ impl ReadOp {
     }
 }
 
-/// The error if the bytes on their way to the disk have reached their limit.
+/// The error while the bytes that wait to be written to the disk are at their limit.
 pub struct NoRoom;
 
 /// Keeps the bytes that requests to stores return.
 pub trait Keep: Send + Sync {
     /// The range to request instead of this one, if its bytes are to be kept; the keeper chooses
-    /// its ends. Then [`keep`](Self::keep) follows. `Err`: there is no room now.
+    /// its bounds, and [`keep`](Self::keep) follows. `Err`: there is no room now.
     fn wants(
         &self,
         source: SourceId,
@@ -107,7 +107,8 @@ pub trait Keep: Send + Sync {
     /// Records that a range is read but not kept, for lack of room.
     fn pass(&self);
 
-    /// Takes the correct bytes received of such a range: all of them, or a prefix.
+    /// Takes the bytes received of a range that [`wants`](Self::wants) returned: all of them, or a
+    /// correct prefix.
     fn keep(&self, source: SourceId, range: Range<u64>, bytes: Vec<u8>);
 }
 

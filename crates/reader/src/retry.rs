@@ -65,14 +65,15 @@ impl Again {
     /// Reads the bytes of `extent` to the start of `buf`, which must have room for them. Tries more
     /// than once only if that may help.
     ///
-    /// Errors: as a [`Reader`](super::Reader)'s completions, from the last try.
+    /// Errors: those of a [`Reader`](super::Reader)'s completions, from the last try.
     pub fn read(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         let (done, tries) = self.tries(extent, buf);
         add(&self.recovered, u64::from(done.is_ok() && tries > 1));
         done
     }
 
-    /// As [`read`](Self::read), after a first read that failed with `error`: the pause comes first.
+    /// Like [`read`](Self::read), after a first read that failed with `error`: the pause comes
+    /// first.
     pub fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.rest(PAUSES[0]);
         let done = match self.once(extent, buf, code(error) == Some(Errno::IO)) {

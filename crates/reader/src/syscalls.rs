@@ -35,7 +35,7 @@ struct Flock {
 }
 
 /// Locks a range of a file for this open file alone, until it is closed or unlocked. False if
-/// another one holds it.
+/// another open file holds the lock.
 ///
 /// Errors: the system's, such as `EINVAL` on a file system without such locks.
 pub fn lock_range(fd: BorrowedFd<'_>, start: u64, len: u64) -> std::io::Result<bool> {

@@ -25,9 +25,9 @@ pub trait BlockingRead: Send + Sync + 'static {
     const NAME: &'static str;
     /// Reads `extent` and returns its offset in `buf`.
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize>;
-    /// As [`Reader::footprint`].
+    /// Like [`Reader::footprint`].
     fn footprint(&self, extent: &Extent) -> Footprint;
-    /// As [`Reader::mem_align`].
+    /// Like [`Reader::mem_align`].
     fn mem_align(&self) -> usize;
     /// Adds the statistics that `counters` does not have.
     fn stats(&self, stats: &mut ReadStats);

@@ -155,8 +155,8 @@ impl Climb {
         }
     }
 
-    /// Records that `in_flight` requests run from now on. `bytes`: if one of those before is done,
-    /// the bytes received from the store in total.
+    /// Records that `in_flight` requests run from now on. `bytes`: if a request was completed, the
+    /// bytes received from the store in total.
     pub(super) fn moved(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
         self.window.area += self.in_flight as f64 * (now - self.since).as_secs_f64();
         let full = self.in_flight as f64 >= FILLED * self.limit;

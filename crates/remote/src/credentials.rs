@@ -42,8 +42,8 @@ const PAUSE: Duration = Duration::from_secs(30);
 const YOUNG: Duration = Duration::from_secs(10);
 
 /// The client library's providers keep credentials themselves, renew them when they have 4 to 5
-/// minutes left, and do not tell their end. So each answer of theirs counts for 3 minutes, and they
-/// are asked again after 1 minute.
+/// minutes left, and do not report their expiry. So each of their answers is used for 3 minutes,
+/// and they are asked again after 1 minute.
 const LIBRARY_LIFE: Duration = Duration::from_secs(180);
 const LIBRARY_DUE: Duration = Duration::from_secs(60);
 
@@ -78,8 +78,8 @@ pub(super) trait Renewed: Send + Sync {
     /// Waits for valid credentials; returns their number. Errors: the renewal's.
     async fn ready(&self) -> Result<u64>;
 
-    /// Records that the store refused a request that was signed with these. `sure`: it called them
-    /// expired.
+    /// Records that the store refused a request signed with these credentials. `sure`: it called
+    /// them expired.
     fn refuse(&self, number: u64, sure: bool);
 }
 
@@ -191,7 +191,9 @@ impl<C: Send + Sync + 'static> SharedRenewal<C> {
                 Stage::Read,
                 "the renewal of credentials panicked",
             )),
-            Err(_) => Err(refused(format!("no credentials came within {DEADLINE:?}"))),
+            Err(_) => Err(refused(format!(
+                "no credentials received within {DEADLINE:?}"
+            ))),
         };
         self.state.hold().end(got, anew);
         self.ended.notify_waiters();
@@ -313,7 +315,8 @@ impl<C: Send + Sync + 'static> Source<C> for Library<C> {
                 false => cause,
             };
             refused(format!(
-                "no credentials came: {plain}; the guide `stores` lists where they are looked for"
+                "no credentials found: {plain}; the guide `stores` lists where feedline looks for \
+                 them"
             ))
         })?;
         Ok(Fresh {

@@ -1,11 +1,11 @@
-//! One range of an object, with retries. Bytes are used only if their answer is right.
+//! One range of an object, with retries. Bytes are used only if their answer passes all checks.
 //!
 //! ```text
 //! permit ─► signed request ─► answer: range, length, coding, version? ─► chunks ─► sink
 //!   ▲            │ 429, 503: fewer requests        │ no      │ the end: as many bytes as asked for? ─► proven
 //!   │            │                                 │         │ more, or fewer ─► none of this try counts
-//!   └── pause ◄──┴─────────────────────────────────┤         │ cut, slow ─► a beginning of the length that was announced
-//!                                                  └─► typed error      counts, and the next try asks for the rest
+//!   └── pause ◄──┴─────────────────────────────────┤         │ cut, slow ─► with an announced length, the bytes so far
+//!                                                  └─► typed error      count, and the next try asks for the rest
 //! ```
 //!
 //! Invariant: unproven bytes go into no sample and no cache, even if the read is cancelled or
@@ -92,14 +92,14 @@ type Tried<T> = std::result::Result<T, Failed>;
 enum Class {
     /// Another try may work.
     Passing,
-    /// As `Passing`, and the store asks for fewer requests.
+    /// Like `Passing`, and the store asks for fewer requests.
     Throttled(Option<Duration>),
     /// No answer: requests may wait in a queue of the store.
     Unanswered,
     /// Refused, perhaps on the way to the store; one more try signs anew.
     Refused,
-    /// As `Refused`, and the credentials are renewed before the next try. `sure`: the store called
-    /// them expired.
+    /// Like `Refused`, and the credentials are renewed before the next try. `sure`: the store
+    /// called them expired.
     Expired { sure: bool },
     /// No try will work.
     Lasting,
@@ -181,13 +181,13 @@ async fn ready(store: &Store, patience: Duration) -> Result<u64> {
         Err(Error::new(
             ErrorKind::Stalled,
             Stage::Read,
-            format!("no credentials came within {time:?}"),
+            format!("no credentials received within {time:?}"),
         ))
     })
 }
 
-/// Has credentials renewed that the store called expired: once for all requests, and at most once
-/// for one request.
+/// Requests the renewal of credentials that the store called expired: once for all requests, and at
+/// most once for one request.
 fn refuse(store: &Store, number: u64, class: Class, tries: &Tries) {
     if let (Class::Expired { sure }, Some(credentials), false) =
         (class, &store.credentials, tries.refused)
@@ -465,7 +465,7 @@ fn silent(answer: &Answer, came: u64, patience: Duration) -> Failed {
             } else {
                 format!("only {came} bytes")
             };
-            let message = format!("{}, and {bytes} for {patience:?}", answer.said());
+            let message = format!("{}, and sent {bytes} for {patience:?}", answer.said());
             Failed::new(Class::Passing, ErrorKind::Stalled, message)
         }
     }

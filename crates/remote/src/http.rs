@@ -202,7 +202,7 @@ fn page_of(
     });
     (is_page && !is_own).then(|| {
         format!(
-            "the answer is no object but a page of the type {}{from}",
+            "the answer is not the object but a page of the type {}{from}",
             short(&kind)
         )
     })
@@ -638,8 +638,8 @@ fn tls() -> Result<(rustls::ClientConfig, Option<Arc<str>>)> {
         let error = found
             .errors
             .first()
-            .map_or("no certificate is there".into(), ToString::to_string);
-        format!("{name} brings no certificates: {error}").into()
+            .map_or("no certificate was found".into(), ToString::to_string);
+        format!("{name} gives no certificates: {error}").into()
     });
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config =

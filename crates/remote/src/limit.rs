@@ -31,7 +31,7 @@ const LATE: u32 = 4;
 
 const LATE_TIMES: u32 = 4;
 
-/// Late answers leave this number of requests. Slow answers of an idle store cost no more.
+/// Late answers do not lower the limit below this, because an idle store may also answer slowly.
 const LATE_LEAST: f64 = 16.0;
 
 /// One throttling affects all requests in flight, and counts once.

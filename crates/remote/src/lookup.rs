@@ -189,7 +189,7 @@ impl Object {
         self.store.forget(&self.key);
     }
 
-    /// Fills `out` from `offset`, on the network threads. Errors: as a reader's completions.
+    /// Fills `out` from `offset`, on the network threads. Errors: those of a reader's completions.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
@@ -212,7 +212,7 @@ impl Object {
         Ok(())
     }
 
-    /// As `Blob::walk`, on the network threads.
+    /// Like `Blob::walk`, on the network threads.
     pub fn walk<W: Way>(
         &self,
         ways: Vec<W>,
@@ -253,7 +253,8 @@ impl Object {
 
     /// Reads a range into `buffer` on the network threads.
     ///
-    /// Errors: as a reader's completions; [`ErrorKind::Cancelled`] if `stop` was set meanwhile.
+    /// Errors: those of a reader's completions; [`ErrorKind::Cancelled`] if `stop` was set
+    /// meanwhile.
     pub fn bring(
         self,
         range: Range<u64>,

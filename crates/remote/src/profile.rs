@@ -75,8 +75,8 @@ impl Profile {
         }
     }
 
-    /// Adds region and endpoint where the environment and the user's options have none. Errors: as
-    /// of `read`.
+    /// Adds region and endpoint where the environment and the user's options have none. Errors:
+    /// those of `read`.
     pub(super) fn place(&self, mut builder: AmazonS3Builder) -> Result<AmazonS3Builder> {
         let settings = self.read()?;
         if let Some(region) = settings
@@ -97,8 +97,8 @@ impl Profile {
     /// options and environment, web identity, the profile, containers, instance metadata. A profile
     /// that an option names takes precedence.
     ///
-    /// Errors: as of `read`; [`ErrorKind::Config`] if it asks for credentials in a way that is not
-    /// built in.
+    /// Errors: those of `read`; [`ErrorKind::Config`] if it asks for credentials in a way that is
+    /// not built in.
     pub(super) fn gives_credentials(
         &self,
         builder: &AmazonS3Builder,
@@ -263,7 +263,7 @@ impl Profile {
             .map(|end| chrono::DateTime::parse_from_rfc3339(&end));
         let end = end
             .transpose()
-            .map_err(|_| failed("printed an Expiration that is no ISO 8601 time"))?;
+            .map_err(|_| failed("printed an Expiration that is not an ISO 8601 time"))?;
         let left = end.map(|end| {
             SystemTime::from(end)
                 .duration_since(SystemTime::now())
@@ -292,7 +292,7 @@ impl Source<AwsCredential> for Profile {
     async fn get(&self, _: bool) -> Result<Fresh<AwsCredential>> {
         let profile = self.clone();
         let got = tokio::task::spawn_blocking(move || profile.credentials(&profile.read()?)).await;
-        got.unwrap_or_else(|_| Err(refused("the reading of a profile panicked")))
+        got.unwrap_or_else(|_| Err(refused("reading a profile panicked")))
     }
 }
 

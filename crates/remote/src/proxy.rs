@@ -151,7 +151,7 @@ impl Proxy {
     }
 
     /// Asks a proxy for a tunnel to a server. Returns the status if the proxy refuses it, which the
-    /// client library does not report. Also `None` if the request cannot be sent in the clear.
+    /// client library does not report. Also `None` for a proxy that needs TLS or a user name.
     pub(super) fn refusal(&self, to: &Url) -> Option<u16> {
         if self.url.scheme() != "http" || !self.url.username().is_empty() {
             return None;

@@ -51,7 +51,7 @@ pub struct Store {
     pub(super) limit: Limit,
     /// A request is tried again after this time without bytes.
     pub(super) patience: Duration,
-    /// Whether the time of the last change is the version, whatever the etag.
+    /// Whether the version is the modification time, even if there is an etag.
     pub(super) by_time: bool,
     /// Objects that a listing or lookup has found recently, by key.
     pub(super) found: Mutex<HashMap<String, (Meta, Instant)>>,
@@ -115,13 +115,13 @@ pub fn runtime() -> Result<&'static Runtime> {
     if let Some(runtime) = net.runtime.get() {
         return Ok(runtime);
     }
-    // Two threads that arrive together must not start twice as many.
+    // Two threads that arrive together must not start two runtimes.
     let _one = net.starts.hold();
     if let Some(runtime) = net.runtime.get() {
         return Ok(runtime);
     }
-    // Tokio panics where it cannot start a thread, so the room for them is tried before. One more
-    // looks up names.
+    // Tokio panics if it cannot start a thread, so this first checks how many can start. One more
+    // thread looks up names.
     let room = thread::room_for(THREADS + 1);
     if room < 2 {
         return Err(thread::refused(

@@ -72,13 +72,13 @@ impl Url {
             && key.split('/').next().is_some_and(|part| part.contains('@'));
         let query = hides_user || key.contains(['?', '#']) && scheme.is_http() || at_query(rest).1;
         if query || bucket.contains(['@', '?', '#', '%']) || !is_port {
-            let message = "a URL with a user name, a password, a query or a fragment; use the plain \
-                 URL of the object";
+            let message = "the URL has a user name, a password, a query or a fragment; use the \
+                 plain URL of the object";
             return Err(bad(message).with_path(path));
         }
         if scheme.is_http() && key.to_ascii_lowercase().contains("%2f") {
             return Err(
-                bad("an encoded slash (%2F) in a URL: the server would get a plain one")
+                bad("an encoded slash (%2F) in a URL: the server would get a plain slash")
                     .with_path(path),
             );
         }

@@ -14,7 +14,7 @@
 //!
 //! The cause is the stage whose time for a batch exceeds that on the other ranks by the most. So a
 //! slow decoder is named as such even if few slots keep the workers from being busy all the time:
-//! the others have as few.
+//! the other ranks have as few slots.
 //!
 //! If no waits show a late rank, the time for which a CPU quota kept the process off its cores may:
 //! such a rank is late with its own part of the step. Other programs take cores from all ranks in
@@ -77,7 +77,7 @@ pub struct RankReport {
     pub without_core_ns: f64,
     /// CPU time of its decode workers for each batch, in nanoseconds.
     pub decode_cpu_ns: f64,
-    /// The cause that takes its cores, if it takes much.
+    /// What takes this rank's cores, if it takes a large share.
     pub cores_taken_by: Option<Cause>,
     /// Time per batch for which a CPU quota kept the process off its cores, in nanoseconds.
     pub throttled_ns: f64,
@@ -350,7 +350,7 @@ pub struct Late {
     /// Whether a CPU quota kept their own threads off a core, too: their batches are not the whole
     /// cause.
     pub without_core: bool,
-    /// The share of bad samples among theirs, if the others had less than half of that share.
+    /// The share of bad samples on these ranks, if the other ranks had less than half of it.
     pub bad_share: Option<f64>,
 }
 
@@ -841,7 +841,8 @@ fn bad_share(ranks: &[&RankReport]) -> f64 {
 }
 
 /// The limit of a late rank: the stage whose work for a batch exceeds that of the others by the
-/// most, if by at least `least_ns`; otherwise fewer slots than theirs; otherwise its own verdict.
+/// most, if by at least `least_ns`; otherwise a lack of slots, if the others have more; otherwise
+/// its own verdict.
 ///
 /// Other programs are its limit only if it lacks cores more than the others do, and its workers
 /// need no more CPU time than theirs.
@@ -932,7 +933,8 @@ impl Across {
     /// The sentence if no rank is late, with what it does not show.
     fn none_late(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.compared {
-            let least = "each needs some steps, and on a GPU the loader's stream";
+            let least =
+                "each rank needs some steps, and on a GPU the loader must know their stream";
             return write!(f, "Too little was measured to compare the ranks: {least}.");
         }
         let step_ns = median(&self.ranks, |rank| rank.step_ns);
@@ -943,14 +945,14 @@ impl Across {
             let percent = (100.0 * self.last_ns / step_ns).min(100.0);
             write!(
                 f,
-                "No rank holds the others up: they are late by turns, {late} a step, \
+                "No rank holds the others up: they are late in turn, by {late} a step, \
                  {percent:.0} % of it."
             )?;
         }
         match self.own_parts || self.ranks.len() < 2 {
             true => Ok(()),
             false => f.write_str(
-                " Only waits for batches were compared: what else a rank does is seen with \
+                " Only waits for batches were compared: other delays of a rank are seen with \
                  `loader.arrive()`.",
             ),
         }
@@ -982,7 +984,7 @@ impl fmt::Display for Late {
             100.0 * self.share
         )?;
         if self.without_core {
-            f.write_str(", which also kept threads of the step from a core")?;
+            f.write_str(", which also kept threads of the training step off the cores")?;
         }
         match self.bad_share {
             Some(bad) => write!(f, ", with {:.1} % bad samples.", 100.0 * bad),
@@ -1068,7 +1070,7 @@ mod tests {
             view.late.is_none()
                 && view
                     .to_string()
-                    .contains("late by turns, 715.7 µs a step, 7 % of it"),
+                    .contains("late in turn, by 715.7 µs a step, 7 % of it"),
             "{view}"
         );
         let pause = |rank, step| {

@@ -61,8 +61,8 @@ pub struct Estimate {
     /// The number of decode workers from which on storage is the limit. A lower bound if the probe
     /// did not saturate storage.
     pub workers_until_storage: Option<f64>,
-    /// The number of ranks like this one from which on the storage that the probe saw is the limit.
-    /// A lower bound as well.
+    /// The number of ranks like this one from which on the storage of the probe is the limit. A
+    /// lower bound as well.
     pub ranks_until_storage: Option<f64>,
 }
 
@@ -201,7 +201,7 @@ impl fmt::Display for Estimate {
         row(
             "rate",
             format!("{} samples/s", number(self.items_per_s)),
-            &format!("a batch takes the loader {loader}, your step {step}"),
+            &format!("per batch the loader takes {loader}, your step {step}"),
         )?;
         row(
             "limit",
@@ -221,7 +221,7 @@ impl fmt::Display for Estimate {
         row(
             "first batch",
             time(self.first_batch_ns as f64),
-            "the probe's, on average of epochs",
+            "the probe's, averaged over epochs",
         )?;
         let EpochCost {
             samples,
@@ -247,7 +247,7 @@ impl fmt::Display for Estimate {
             row(
                 "",
                 format!("{count} requests to stores"),
-                "the probe's for each sample; 0 once a local cache has all",
+                "the probe's for each sample; 0 when all is in a local cache",
             )?;
         }
         if let Some(cached) = &self.cached {

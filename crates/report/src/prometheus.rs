@@ -216,7 +216,7 @@ const METRICS: &[Metric] = &[
          not measured.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.unmeasured.pauses))),
     ("gpu_host_late_seconds_total", "Time the stream was idle because of the program's own code, in the steps \
          whose end is known.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.late_ns))),
-    ("order_busy_seconds_total", "The planning thread worked.", |s| Some(Ns(s.order.busy_ns))),
+    ("order_busy_seconds_total", "Time the planning thread worked.", |s| Some(Ns(s.order.busy_ns))),
     ("order_cpu_seconds_total", "CPU time of the planning thread.", |s| s.order.cpu_ns.map(Ns)),
     ("order_no_slot_seconds_total", "Time the planner could plan nothing because no slot was free.", |s| Some(Ns(s.order.no_slot_ns))),
     ("storage_busy_seconds_total", "Time with at least one read in flight.", |s| Some(Ns(s.storage.busy_ns))),
@@ -225,7 +225,7 @@ const METRICS: &[Metric] = &[
     ("storage_in_flight_seconds_total", "Time of each read in flight, summed over reads: its rate is the mean number \
          in flight.", |s| Some(Ns(s.storage.in_flight_ns))),
     ("storage_reads_total", "Reads.", |s| Some(Count(s.storage.counts.ops))),
-    ("storage_bytes_total", "Bytes that reads brought.", |s| Some(Count(s.storage.counts.bytes_moved))),
+    ("storage_bytes_total", "Bytes delivered by reads.", |s| Some(Count(s.storage.counts.bytes_moved))),
     ("storage_direct_bytes_total", "Bytes read with O_DIRECT.", |s| Some(Count(s.storage.direct_bytes))),
     ("storage_cached_bytes_total", "Bytes copied from the page cache instead of read.", |s| Some(Count(s.storage.cached_bytes))),
     ("storage_in_place_samples_total", "Samples that no worker touched.", |s| Some(Count(s.storage.in_place))),
@@ -233,13 +233,13 @@ const METRICS: &[Metric] = &[
     ("storage_retries_total", "Reads repeated or continued.", |s| Some(Count(s.storage.counts.retries.saturating_add(s.storage.counts.short_reads)))),
     ("storage_recovered_total", "Reads that failed and succeeded on a retry.", |s| Some(Count(s.storage.recovered))),
     ("network_requests_total", "Completed requests to object stores.", |s| Some(Count(s.storage.network.as_ref()?.requests))),
-    ("network_bytes_total", "Bytes that they brought.", |s| Some(Count(s.storage.network.as_ref()?.bytes))),
+    ("network_bytes_total", "Bytes received from object stores.", |s| Some(Count(s.storage.network.as_ref()?.bytes))),
     ("network_in_flight_seconds_total", "Time of each request in flight, summed over requests: its rate is the mean \
          number in flight.", |s| Some(Ns(s.storage.network.as_ref()?.in_flight_ns))),
-    ("network_waiting_seconds_total", "Time requests waited because the store or its link took no more at once, \
+    ("network_waiting_seconds_total", "Time requests waited because the store or its link accepted no more at once, \
          summed over requests.", |s| Some(Ns(s.storage.network.as_ref()?.waiting_ns))),
     ("network_retries_total", "Requests to object stores that were repeated or continued.", |s| Some(Count(s.storage.network.as_ref()?.retries))),
-    ("network_throttled_total", "Answers 429 and 503 of object stores.", |s| Some(Count(s.storage.network.as_ref()?.throttled))),
+    ("network_throttled_total", "Responses 429 and 503 of object stores.", |s| Some(Count(s.storage.network.as_ref()?.throttled))),
     ("local_cache_hits_total", "Reads of objects from the local disk.", |s| Some(Count(s.storage.local_cache.as_ref()?.hits))),
     ("local_cache_misses_total", "Reads of objects from the network, in spite of a local cache.", |s| Some(Count(s.storage.local_cache.as_ref()?.misses))),
     ("local_cache_kept_bytes_total", "Bytes that the local cache wrote.", |s| Some(Count(s.storage.local_cache.as_ref()?.bytes))),
@@ -248,7 +248,7 @@ const METRICS: &[Metric] = &[
     ("local_cache_removed_total", "Cached objects of other runs that were removed to free space.", |s| Some(Count(s.storage.local_cache.as_ref()?.removed))),
     ("decode_workers", "Decode workers.", |s| Some(Count(s.decode.workers.into()))),
     ("decode_cores", "Cores that the process may use.", |s| Some(Count(s.decode.cores.into()))),
-    ("decode_busy_seconds_total", "Workers worked, summed.", |s| Some(Ns(s.decode.busy_ns))),
+    ("decode_busy_seconds_total", "Time workers worked, summed over workers.", |s| Some(Ns(s.decode.busy_ns))),
     ("decode_map_batch_seconds_total", "Worker time spent in `map_batch`, included in decode_busy.", |s| Some(Ns(s.decode.map_batch_ns))),
     ("decode_cpu_seconds_total", "CPU time of the workers.", |s| s.decode.cpu_ns.map(Ns)),
     ("decode_delay_seconds_total", "Time workers were ready to run but had no core, summed over workers.", |s| s.decode.delay_ns.map(Ns)),

@@ -163,7 +163,9 @@ impl WhatIf {
         }
         if self.loads.starved.is_none() {
             caveats.push(
-                "The consumer's stream is not known, and with it the consumer's own limit.".into(),
+                "The consumer's stream is not known, so the consumer's own limit is not known \
+                 either."
+                    .into(),
             );
         }
         let now = self.time(self.measured(), self.serial);
@@ -220,8 +222,8 @@ impl WhatIf {
         if seen_less {
             let filled = 100.0 * self.loads.depth_filled;
             caveats.push(format!(
-                "Storage may do more than was seen: only {filled:.0} % of the reads that may \
-                 be in flight were, while any were."
+                "Storage may deliver more than was measured: its reads filled only \
+                 {filled:.0} % of the depth."
             ));
         }
         let depth = change
@@ -313,7 +315,7 @@ impl WhatIf {
         let local = change.local_cache && self.network > 0.0;
         if change.local_cache {
             caveats.push(match local {
-                true => "The speed of the local disk is not known: it is an upper bound.".into(),
+                true => "The speed of the local disk is not known: this is an upper bound.".into(),
                 false => "Neither object stores nor network mounts served reads: a local cache \
                      changes nothing."
                     .into(),
@@ -345,7 +347,9 @@ impl WhatIf {
         }
         if depth < now {
             caveats.push(
-                "With fewer reads in flight each may take less time: storage may do more.".into(),
+                "With fewer reads in flight each may take less time: storage may deliver \
+                 more."
+                    .into(),
             );
             return (depth / in_flight.max(1.0)).min(1.0);
         }
@@ -364,10 +368,8 @@ impl WhatIf {
                 ));
                 return 1.0;
             }
-            Headroom::Left => caveats.push(
-                "A larger depth gives that much if reads do not begin to wait for each other."
-                    .into(),
-            ),
+            Headroom::Left => caveats
+                .push("This gain assumes that reads do not begin to wait for each other.".into()),
             Headroom::Unknown => caveats.push(
                 "Whether a larger depth gives anything cannot be known: latencies do not \
                  tell whether storage is at its limit."
@@ -380,8 +382,8 @@ impl WhatIf {
     fn decode(&self, load: f64, change: &Change, caveats: &mut Vec<String>) -> f64 {
         if change.gpu_decode {
             caveats.push(
-                "How fast the device decodes is not known, nor what that takes from its \
-                 other work: it is an upper bound."
+                "The device's decoding speed is not known, nor how much decoding slows its \
+                 other work: this is an upper bound."
                     .into(),
             );
             return 0.0;
@@ -393,11 +395,11 @@ impl WhatIf {
         if wanted > then && wanted > self.workers {
             caveats.push(match then < self.cores {
                 true => format!(
-                    "There are rows for {then:.0} workers only: more {} or a larger {}.",
+                    "There are rows for only {then:.0} workers: use more {} or a larger {}.",
                     Setting::Slots,
                     Setting::BatchSize
                 ),
-                false => format!("There are cores for {then:.1} workers only."),
+                false => format!("There are cores for only {then:.1} workers."),
             });
         } else if then > now {
             caveats.push(
@@ -427,7 +429,7 @@ impl WhatIf {
             return self.serial;
         }
         caveats.push(
-            "What more or fewer slots give is extrapolated from how often stages waited \
+            "The effect of the number of slots is extrapolated from how often stages waited \
                  for each other."
                 .into(),
         );
@@ -766,7 +768,7 @@ mod tests {
         assert!(
             then.caveats
                 .iter()
-                .any(|caveat| caveat.contains("cores for 5.0 workers")),
+                .any(|caveat| caveat.contains("cores for only 5.0 workers")),
             "{:?}",
             then.caveats
         );

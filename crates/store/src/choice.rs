@@ -122,7 +122,7 @@ impl fmt::Display for Choice {
 
 /// Opens a reader for `sources`, without a cache.
 ///
-/// Errors: as [`open_cached`].
+/// Errors: those of [`open_cached`].
 #[cfg(any(test, feature = "unstable"))]
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     open_cached(sources, options, None)
@@ -291,7 +291,8 @@ impl<'a> FileFacts<'a> {
         why
     }
 
-    /// Opens the reader of files. Without files and a cache, the reader of objects is the only one.
+    /// Opens the reader of files. Without files and without a cache, the reader of objects is the
+    /// only one.
     fn open_main(
         &self,
         meter: &Arc<Meter>,
@@ -340,7 +341,7 @@ impl<'a> FileFacts<'a> {
                     return Err(unsupported(refusal(errno)).with_source(errno));
                 }
                 Err(errno) => {
-                    why.push(format!("{}, so pread threads", refusal(errno)));
+                    why.push(format!("{}, so pread threads are used", refusal(errno)));
                     (ReaderKind::Pread, Box::new(pread()?))
                 }
             },

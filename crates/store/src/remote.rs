@@ -272,7 +272,7 @@ struct Reads {
     source: SourceId,
     start: u64,
     end: u64,
-    /// All bytes before this offset in the object have arrived, and are right.
+    /// All bytes before this offset in the object have arrived, and are proven right.
     proven: u64,
     /// End of the last chunk, and the first read that is not complete before it.
     at: u64,

@@ -1,6 +1,6 @@
 //! The reader that passes each read to the reader of its source, by a list of routes that is made
-//! once. With a cache, reads of objects and of files on network mounts ask it first. Bytes that the
-//! cache holds are read as a file.
+//! once. With a cache, reads of objects and of files on network mounts go to the cache first. Bytes
+//! that the cache holds are read as a file.
 //!
 //! ```text
 //! submit ─┬─ file ───────────────────────────► reader of files ─────────────────┬─► wait
@@ -99,8 +99,8 @@ impl Router {
             .unwrap_or(Route::File)
     }
 
-    /// Submits a read to the reader of a route. It has room: no reader's depth is less than the
-    /// router's.
+    /// Submits a read to the reader of a route. The reader has room: no reader's depth is less than
+    /// the router's.
     fn give(&mut self, route: Route, op: ReadOp) -> Result<(), ReadOp> {
         match self.others.iter_mut().find(|(of, _)| *of == route) {
             Some((_, reader)) => reader.submit(op),

@@ -32,14 +32,14 @@ def test_llm_c_header_is_recognised_and_checked(tmp_path):
     assert whole.shape == (36, 16) and whole[0, 0] == 20240520 % 65536
     assert (first(fn.tokens(path, seq_len=16, header_bytes=1024))["tokens"] == tokens.reshape(4, 16)).all()
     llm_c(path, tokens.astype(np.uint32), 20240801, 7)
-    with pytest.raises(Error, match='the header says u32 tokens, not u16: give `token="u32"`'):
+    with pytest.raises(Error, match='the header says u32 tokens, not u16: set `token="u32"`'):
         first(fn.tokens(path, seq_len=16))
     assert first(fn.tokens(path, seq_len=16, token="u32"))["tokens"].dtype == np.uint32
 
 
 def test_an_array_is_no_file_of_tokens(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(64, dtype=np.uint16))
-    with pytest.raises(Error, match="a NumPy array: read it as source npy; `header_bytes=0` takes"):
+    with pytest.raises(Error, match="a NumPy array: read it as source npy; `header_bytes=0` reads"):
         first(fn.tokens(tmp_path / "a.npy", seq_len=16))
 
 
@@ -61,7 +61,7 @@ def test_arrays_of_any_shape_come_flat(tmp_path):
     batch = first(fn.npy(tmp_path, flat=4))
     assert batch["array.shape"].tolist() == [[1, 3], [2, 2], [3, 1]]
     assert batch["array"].tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 0]]
-    with pytest.raises(Error, match="`flat` takes arrays of several shapes"):
+    with pytest.raises(Error, match="`flat` accepts arrays of several shapes"):
         first(fn.npy(tmp_path))
 
 
@@ -89,11 +89,11 @@ def test_features_of_any_length_texts_and_missing_ones():
 @pytest.mark.parametrize(
     "columns, words",
     [
-        (["nope"], "`missing_zero=True` takes it as zeros"),
-        (["ids:i64:3"], "`NAME:TYPE:.` takes any number"),
+        (["nope"], "`missing_zero=True` reads it as zeros"),
+        (["ids:i64:3"], "`NAME:TYPE:.` accepts any number"),
         (["raw"], "is a bytes list, not an int64 list; read it by `NAME:bytes`"),
         (["four:i64:4"], "is a float list, not an int64 list; read it by `NAME:f32`"),
-        (["image/encoded"], "asked for as two kinds of list, and is one: name it once"),
+        (["image/encoded"], "requested as two kinds of list, but has one kind: name it once"),
         (["ids:i64:?"], "up_to, the most values, is missing"),
         (["ids:i64:many"], "NAME:TYPE:COUNT"),
     ],
@@ -108,7 +108,7 @@ def test_words_about_features(columns, words):
 
 def test_streaming_lists_have_their_values():
     right = json.loads((FIXTURES / "mds" / "lists.json").read_text())
-    with pytest.raises(Error, match="column `mask`: its arrays may have any shape: give their most elements by `up_to`"):
+    with pytest.raises(Error, match="column `mask`: its arrays may have any shape: give their maximum number of elements by `up_to`"):
         first(fn.mds(FIXTURES / "mds" / "lists"))
     batch = first(fn.mds(FIXTURES / "mds" / "lists", up_to=300))
     assert batch["tokens"].dtype == np.uint32 and batch["tokens"].shape == (5, 300)
@@ -121,7 +121,7 @@ def test_streaming_lists_have_their_values():
 
 def test_streaming_arrays_that_say_their_type_are_declared():
     right = json.loads((FIXTURES / "mds" / "values.json").read_text())
-    with pytest.raises(Error, match="column `free`: its arrays may have any shape: give type and shape by `raw`"):
+    with pytest.raises(Error, match="column `free`: its arrays may have any shape: give dtype and shape by `raw`"):
         first(fn.mds(FIXTURES / "mds" / "raw", columns=["free"]))
     batch = first(fn.mds(FIXTURES / "mds" / "raw", columns=["free", "shaped"], raw=["free:i16:2x3", "shaped:f32:?"], up_to=300))
     assert batch["free"].shape == (11, 2, 3) and [row.tobytes().hex() for row in batch["free"]] == [one["free"] for one in right]
@@ -130,7 +130,7 @@ def test_streaming_arrays_that_say_their_type_are_declared():
 
 def test_long_documents_are_cut_where_asked_for():
     path = FIXTURES / "tokens" / "megatron-u16"
-    with pytest.raises(Error, match="`cut=True` takes their first 6"):
+    with pytest.raises(Error, match="`cut=True` keeps their first 6"):
         first(fn.megatron(path, documents=6))
     assert first(fn.megatron(path, documents=6, cut=True))["tokens.lens"].tolist() == [5, 6, 0, 6]
     with pytest.raises(Error, match="cut is about documents"):

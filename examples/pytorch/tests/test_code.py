@@ -212,8 +212,8 @@ def test_batches_of_similar_length_have_their_own_shape(tmp_path):
     assert sorted(shapes[:-1]) == [(4, 5), (4, 5), (5, 4), (5, 4)] and shapes[-1] == (2, 5)
     assert sorted(ids) == list(range(20)) and len(loader) == 5
     for wrong, words in [
-        ({"bounds": [3, 4]}, "the sample has length 5, the last bound of the groups is 4"),
-        ({"bounds": 2, "batch_size": 4, "budget": 20}, "`batch_size` is set, and the groups"),
+        ({"bounds": [3, 4]}, "the sample has length 5, but the last bound of the groups is 4"),
+        ({"bounds": 2, "batch_size": 4, "budget": 20}, "`batch_size` is set, but the groups"),
         ({"indices": [1]}, "lengths are not for a mix or indices"),
     ]:
         with pytest.warns(feedline.PythonCostWarning), pytest.raises(errors.ConfigError, match=words):

@@ -208,7 +208,7 @@ def test_a_list_of_pictures_is_named_and_no_refused_column_is_offered(tmp_path):
         return values(fn.parquet(tmp_path / "a.parquet", **asked))
 
     for asked in [{}, {"columns": ["images"]}, {"image": "images"}, {"columns": ["images.list.element.bytes"]}]:
-        with pytest.raises(ConfigError, match=r"lists of byte arrays are not supported; `columns` takes other columns"):
+        with pytest.raises(ConfigError, match=r"lists of byte arrays are not supported; choose other columns with `columns`"):
             open_by(**asked)
     for asked in ["nothing", "both"]:
         with pytest.raises(ConfigError) as error:
@@ -254,7 +254,7 @@ def test_tokens_of_another_width_are_found_by_the_vocabulary(tmp_path):
         for other in {"u16", "u32", "i64"} - {kind}:
             with pytest.raises(DecodeError, match="vocabulary=50257|every second"):
                 read(token=other, vocabulary=50257)
-        with pytest.raises(DecodeError, match=f"token {ids.max()}, and the ids end at {ids.max() - 1}"):
+        with pytest.raises(DecodeError, match=f"token {ids.max()}, but .vocabulary={ids.max()}. ends the ids at {ids.max() - 1}"):
             read(token=kind, vocabulary=int(ids.max()))
     with pytest.raises(ConfigError, match="1 to 2.16 ids"):
         read(token="u16", vocabulary=100_278)

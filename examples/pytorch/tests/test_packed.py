@@ -406,4 +406,4 @@ def test_the_report_says_why_rows_are_not_full(corpus):
     own = {"tokens": 4096, "documents_max": 64}
     loader = fn.megatron(path, packed={"bins": path.with_suffix(".short")} | own, shard=None, device="cpu")
     next(iter(loader))
-    assert re.search(r"% full \(`documents_max=64` ends \d+ % of them: `documents_max=256` has room", loader.report())
+    assert re.search(r"% full \(`documents_max=64` limits \d+ % of them: `documents_max=256` has room", loader.report())

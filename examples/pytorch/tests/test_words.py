@@ -151,9 +151,9 @@ def test_a_state_of_other_settings_is_told_in_words_of_python(data, other, words
     "other, words",
     [
         ({"budget": 64}, "the budget of the groups is 128 in the state, 64 in the loader: set `budget=128`"),
-        ({"multiple_of": 4}, "have a multiple of 2 in the state, 4 in the loader: set `multiple_of=2`"),
+        ({"multiple_of": 4}, "are a multiple of 2 in the state, 4 in the loader: set `multiple_of=2`"),
         ({"bounds": [8, 16]}, "the groups are 2 up to 9 ("),
-        ({"lengths": [9] * COUNT}, "the lengths, sizes or numbers of the samples make groups of the hash "),
+        ({"lengths": [9] * COUNT}, "the groups made from lengths, sizes or numbers of the samples have the hash "),
     ],
 )
 def test_a_state_of_other_groups_is_told_with_both_values(data, other, words):

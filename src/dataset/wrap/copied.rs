@@ -1,5 +1,5 @@
-//! A copy of documents in a file from which each can be read alone: for rows in chunks, in frames,
-//! or with checksums.
+//! A copy of documents in a file from which each document can be read alone: for rows in chunks, in
+//! frames, or with checksums.
 //!
 //! ```text
 //! dataset ──first open, all cores──► copy: documents │ tokens of each 4 │ CRC32C of these 8 │ "feedcopy" │ identity 8

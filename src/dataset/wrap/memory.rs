@@ -84,7 +84,8 @@ impl<D: Dataset> InMemory<D> {
         {
             let [need, have] = [total as u64, most].map(|bytes| bytes as f64 / f64::from(1 << 20));
             let way = format!("without {} they are read from storage", Setting::InMemory);
-            let message = format!("the files have {need:.1} MiB, {what} is {have:.1} MiB: {way}");
+            let message =
+                format!("the files have {need:.1} MiB, but {what} is {have:.1} MiB: {way}");
             return Err(Error::new(ErrorKind::Budget, Stage::Build, message)
                 .with_amounts(total as u64, most));
         }

@@ -162,8 +162,8 @@ impl Mix {
         Self::scheduled(datasets, [(0, weights)], key)
     }
 
-    /// Mixes `datasets` by weights that change: each segment is its first position and a weight for
-    /// each dataset, in order.
+    /// Mixes `datasets` by weights that change: each segment has its first position and a weight
+    /// for each dataset, in order.
     ///
     /// ```
     /// # use feedline::dataset::{Mix, Records};
@@ -177,8 +177,8 @@ impl Mix {
     /// Positions are those **of the run**, over all ranks together, counted from the first position
     /// of epoch 0:
     /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of
-    /// a segment, so that each segment, wherever it ends, has delivered each source's share of its
-    /// positions with an error below 1. Passes continue across segments: no sample repeats before
+    /// a segment, so that each segment has delivered each source's share of its positions with an
+    /// error below 1, wherever it ends. Passes continue across segments: no sample repeats before
     /// its source's pass has ended.
     ///
     /// A weight of 0 leaves a source out of a segment. All tables but the last may be shorter than
@@ -283,9 +283,9 @@ impl Mix {
         Ok(self)
     }
 
-    /// Ends an epoch before any source repeats: the epoch has as many whole blocks as fit into one
-    /// pass of every source, but at least one block. If blocks are long, it has as many positions
-    /// as fit. So no sample repeats in epoch 0.
+    /// Ends an epoch before any source repeats a sample: the epoch has as many whole blocks as fit
+    /// into one pass of every source, but at least one block. If blocks are long, it has as many
+    /// positions as fit. So no sample repeats in epoch 0.
     #[must_use]
     pub fn until_first_ends(mut self) -> Self {
         self.positions.len = self.positions.schedule.until_first_ends();
@@ -300,7 +300,8 @@ impl Mix {
         self
     }
 
-    /// The concatenated datasets, whose ids the mix has; [`Concat::origin`] gives the part of an id.
+    /// The concatenated datasets; their ids are the ids of the mix. [`Concat::origin`] gives the
+    /// part of an id.
     pub fn concat(&self) -> &Concat {
         &self.dataset
     }
@@ -478,7 +479,7 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
                     weights.len()
                 );
                 return bad(message
-                    + ": give one for each; a dataset that is to leave stays, with weight 0");
+                    + ": give one for each; a dataset that is to be dropped stays, with weight 0");
             }
             let mut counts = counts_of(weights, &name(index))?;
             counts.resize(sources, 0);
@@ -904,7 +905,8 @@ impl MixSegment {
             }
     }
 
-    /// The first such end, or position, before which the source occurs at least `left` times.
+    /// The first end of a block (for a long block, the first position) before which the source
+    /// occurs at least `left` times.
     fn end_after(&self, left: u128, count: u128) -> u128 {
         let len = u128::from(self.block());
         u128::from(self.start)

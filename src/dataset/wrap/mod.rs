@@ -1,5 +1,5 @@
-//! Datasets made from other datasets: a part of one, several as one, in memory, with facts
-//! about their samples, copied and packed documents; and a full verification.
+//! Datasets made from other datasets: subsets, concatenations, mixes, datasets in memory or with
+//! facts about their samples, copied and packed documents; and a full verification.
 
 // A wrapper that omits a method would use the default instead of the inner dataset's method.
 #![deny(clippy::missing_trait_methods)]

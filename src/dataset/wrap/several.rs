@@ -1,4 +1,4 @@
-//! Several datasets as one, one after the other; [`mix`](super::mix) draws from them by weights.
+//! Concatenated datasets; [`mix`](super::mix) draws from them by weights.
 //!
 //! ```text
 //! ids  0 … a-1 | a … a+b-1 | …              the parts in order, their sources in one table
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Maximum number of parts in a description.
 const SHOWN: usize = 8;
 
-/// Concatenates datasets: the ids of the second follow the ids of the first.
+/// Concatenates datasets: the ids of each dataset follow the ids of the dataset before it.
 ///
 /// All must have the same fields. Pass datasets of different types as `Arc<dyn Dataset>`:
 ///
@@ -94,7 +94,9 @@ impl Concat {
                 ));
             }
             if dataset.chunked().is_some() != first.chunked().is_some() {
-                return bad(format!("of part {index} and part 0 only one has chunks"));
+                return bad(format!(
+                    "of part {index} and part 0, one has chunks, the other has none"
+                ));
             }
             let base = sources.append(dataset.sources())?;
             parts.push(ConcatPart { dataset, base });
@@ -189,8 +191,8 @@ impl ConcatChunks {
                 .filter(|(last, _)| **last == part.dataset.len())
             else {
                 let message = format!(
-                    "the chunks of part {index} do not end with its last sample; take parts of \
-                     chunked datasets by files"
+                    "the chunks of part {index} do not end with its last sample; split datasets \
+                     with chunks by files"
                 );
                 return Err(Error::new(ErrorKind::User, Stage::Index, message));
             };
@@ -226,7 +228,7 @@ impl Dataset for Concat {
         for (part, first) in self.parts.iter().zip(self.starts.all()) {
             let own = part.dataset.sizes();
             let table = part.dataset.sources().table_bytes();
-            // If several parts have the maximum, the last one counts.
+            // If several parts have the maximum, the last of them counts.
             if own.sample_bytes_max >= all.sample_bytes_max {
                 all.sample_bytes_max = own.sample_bytes_max;
                 all.largest_sample = own.largest_sample.map(|sample| first + sample);

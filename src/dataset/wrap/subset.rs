@@ -67,7 +67,7 @@ impl<D: Dataset> Subset<D> {
     }
 }
 
-/// Refuses a mix, whose order is of the whole.
+/// Refuses a mix, because its order covers the whole dataset.
 fn whole_ids(whole: &impl Dataset) -> Result<()> {
     unordered(whole, "take parts of its sources, then mix them")
 }

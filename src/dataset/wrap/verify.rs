@@ -73,7 +73,7 @@ impl Verify {
     /// thread; it may stop the work.
     ///
     /// Returns the counts, and the damaged samples' errors in the order of ids, each with path,
-    /// place and sample. An error of a chunk stands for all of its samples.
+    /// place and sample. An error of a chunk counts for all of its samples.
     ///
     /// Errors: a decoder for a missing field; threads that cannot be started.
     pub fn run(

@@ -458,8 +458,8 @@ fn impossible_groups_are_refused_with_their_numbers() {
     }
     let error = Groups::by([1, 2, 9], &[4, 8]).unwrap_err();
     assert_eq!(error.site().sample, Some(2));
-    let words =
-        "the sample has length 9, the last bound of the groups is 8: raise it, or cut the lengths";
+    let words = "the sample has length 9, but the last bound of the groups is 8: \
+         raise the bound, or cut the lengths";
     assert_eq!(message(error), config(words));
 
     let groups = Groups::by([1, 2, 9], &[4, 10]).unwrap();
@@ -507,7 +507,7 @@ fn impossible_groups_are_refused_with_their_numbers() {
             .planned(2, 1, LastBatch::Keep, Rank::single());
         let error = planned.unwrap_err();
         assert!(
-            error.message().contains("in one lane, have groups"),
+            error.message().contains("groups need a shuffled"),
             "{error}"
         );
     }

@@ -49,7 +49,7 @@ fn a_device_that_finishes_no_copy_is_a_stall() {
             .unwrap()
             .find_map(|batch| batch.err())
             .unwrap();
-        stalled(&error, "the device does not finish its copies");
+        stalled(&error, "the device has not finished its copies");
         session.hold(false);
         same(&Got::epoch(&loader, 1), &right, "after the stall");
     });

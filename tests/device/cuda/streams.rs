@@ -585,7 +585,7 @@ fn holding_every_device_batch_names_the_setting_to_raise() {
                 let error = epoch.next().unwrap().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::BatchesHeld);
                 let words = format!(
-                    "holds all {most} batches: drop one, or keep copies of what is needed; `device_batches` is"
+                    "holds all {most} batches: drop one, or copy the data you need; `device_batches` sets"
                 );
                 assert!(error.to_string().contains(&words), "{error}");
             }

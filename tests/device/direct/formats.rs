@@ -1,6 +1,7 @@
 //! Rows stored in files in their final form: the same batches as on the host, in as few reads as
 //! possible.
 
+use super::direct_reads;
 use crate::common::doubles::*;
 use crate::common::numeric::fixture;
 use crate::common::*;
@@ -20,14 +21,10 @@ fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Rep
     let loader = build(machine.direct(make()));
     assert_eq!(loader.spec(), host.spec(), "{what}");
     for epoch in 0..2 {
-        same(
-            &Got::try_epoch(&loader, epoch).unwrap(),
-            &Got::try_epoch(&host, epoch).unwrap(),
-            what,
-        );
+        same(&Got::epoch(&loader, epoch), &Got::epoch(&host, epoch), what);
     }
     let report = loader.report();
-    let direct = report.total.copy.as_ref().unwrap().direct.as_ref().unwrap();
+    let direct = direct_reads(&report);
     assert_eq!((direct.host_rows, &direct.why_host), (0, &None), "{what}");
     assert!(direct.reads > 0 && direct.bytes > 0, "{what}: {direct}");
     assert_eq!(direct.how, "p2p", "{what}");
@@ -78,10 +75,8 @@ fn direct_records_of_any_size_equal_the_hosts() {
                         .batch_size(batch)
                 });
                 assert_eq!(direct_fields(&report), ["record"]);
-                assert_eq!(
-                    report.total.copy.unwrap().direct.unwrap().bytes,
-                    2 * (count * record) as u64
-                );
+                let bytes = direct_reads(&report).bytes;
+                assert_eq!(bytes, 2 * (count * record) as u64);
             }
         }
     });
@@ -98,13 +93,8 @@ fn npy(rows: usize, dims: &[usize], seed: u64) -> Vec<u8> {
         shape.concat()
     );
     let data = noise(rows * dims.iter().product::<usize>(), seed);
-    [
-        b"\x93NUMPY\x01\x00",
-        &(dict.len() as u16).to_le_bytes()[..],
-        dict.as_bytes(),
-        &data,
-    ]
-    .concat()
+    let len = (dict.len() as u16).to_le_bytes();
+    [b"\x93NUMPY\x01\x00", &len[..], dict.as_bytes(), &data].concat()
 }
 
 /// A safetensors file of `rows` rows of each tensor: name, dtype, bytes of an element, elements of
@@ -120,133 +110,100 @@ fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -
         ));
     }
     let header = format!("{{{}}}", entries.join(","));
-    [
-        &(header.len() as u64).to_le_bytes()[..],
-        header.as_bytes(),
-        &noise(end, seed),
-    ]
-    .concat()
+    let len = (header.len() as u64).to_le_bytes();
+    [&len[..], header.as_bytes(), &noise(end, seed)].concat()
 }
 
 /// A dataset, and its fields with rows in final form in files.
 type Format = (&'static str, Box<dyn Fn() -> Any>, Vec<&'static str>);
 
+fn any<D: Dataset>(open: impl Fn() -> D + 'static) -> Box<dyn Fn() -> Any> {
+    Box::new(move || Arc::new(open()))
+}
+
 fn formats(dir: &Dir) -> Vec<Format> {
     dir.write("tokens/0.bin", &noise(2 * 30_001, 1));
     dir.write("tokens/1.bin", &noise(2 * 7_777, 2));
     for (part, rows) in [9, 1, 14].into_iter().enumerate() {
-        dir.write(
-            &format!("rows/x-{part}.npy"),
-            &npy(rows, &[70, 61], part as u64),
-        );
-        dir.write(
-            &format!("records/{part}.bin"),
-            &noise(rows * 8192, part as u64),
-        );
+        let seed = part as u64;
+        dir.write(&format!("rows/x-{part}.npy"), &npy(rows, &[70, 61], seed));
+        dir.write(&format!("records/{part}.bin"), &noise(rows * 8192, seed));
         let tensors = [
             ("x", "F32", 4, 1500),
             ("y", "U8", 1, 4096),
             ("label", "I64", 8, 1),
         ];
-        dir.write(
-            &format!("st/{part}.safetensors"),
-            &safetensors(rows, &tensors, 7),
-        );
+        let tensors = safetensors(rows, &tensors, 7);
+        dir.write(&format!("st/{part}.safetensors"), &tensors);
     }
     let tokens = dir.path("tokens/*.bin");
     let rows = dir.path("rows/*.npy");
     let records = dir.path("records");
     let tensors = dir.path("st/*.safetensors");
-    let concat = dir.path("records");
+    let table = fixture("npy/table.npz");
+    let unets = fixture("npy/unet-*.npz");
+    let parts = ["0", "2", "1"].map(|part| dir.path(&format!("records/{part}.bin")));
     let part = dir.path("records");
     let split = dir.path("records");
     let pages = || Records::builder(8192).field("x", DType::U8, [8192]);
     vec![
         (
             "tokens",
-            Box::new(move || {
-                Arc::new(
-                    Tokens::builder(DType::U16)
-                        .window(900)
-                        .next_token()
-                        .open(&tokens)
-                        .unwrap(),
-                )
+            any(move || {
+                let builder = Tokens::builder(DType::U16).window(900).next_token();
+                builder.open(&tokens).unwrap()
             }),
             vec!["tokens"],
         ),
         (
             "npy, a file each",
-            Box::new(|| Arc::new(Npy::open(fixture("npy/same-*.npy")).unwrap())),
+            any(|| Npy::open(fixture("npy/same-*.npy")).unwrap()),
             vec!["array"],
         ),
         (
             "npy, rows",
-            Box::new(move || Arc::new(Npy::builder().field("x", &rows).rows().open().unwrap())),
+            any(move || Npy::builder().field("x", &rows).rows().open().unwrap()),
             vec!["x"],
         ),
         (
             "npz, rows",
-            Box::new(|| {
-                Arc::new(
-                    Npz::builder()
-                        .rows()
-                        .open(fixture("npy/table.npz"))
-                        .unwrap(),
-                )
-            }),
+            any(move || Npz::builder().rows().open(&table).unwrap()),
             vec!["x", "label"],
         ),
         (
             "npz of any shape",
-            Box::new(|| {
-                Arc::new(
-                    Npz::builder()
-                        .flat("x", 100)
-                        .open(fixture("npy/unet-*.npz"))
-                        .unwrap(),
-                )
-            }),
+            any(move || Npz::builder().flat("x", 100).open(&unets).unwrap()),
             vec!["y"],
         ),
         (
             "safetensors",
-            Box::new(move || Arc::new(SafeTensors::open(&tensors).unwrap())),
+            any(move || SafeTensors::open(&tensors).unwrap()),
             vec!["x", "y", "label"],
         ),
         (
             "records in files",
-            Box::new(move || Arc::new(pages().open(&records).unwrap())),
+            any(move || pages().open(&records).unwrap()),
             vec!["x"],
         ),
         (
             "several datasets",
-            Box::new(move || {
-                let parts = [
-                    concat.join("0.bin"),
-                    concat.join("2.bin"),
-                    concat.join("1.bin"),
-                ];
-                Arc::new(Concat::new(parts.map(|path| pages().open(path).unwrap())).unwrap())
+            any(move || {
+                let parts = parts.each_ref().map(|path| pages().open(path).unwrap());
+                Concat::new(parts).unwrap()
             }),
             vec!["x"],
         ),
         (
             "some samples, some twice",
-            Box::new(move || {
-                Arc::new(
-                    pages()
-                        .open(&part)
-                        .unwrap()
-                        .subset([3, 4, 5, 23, 0, 3])
-                        .unwrap(),
-                )
+            any(move || {
+                let all = pages().open(&part).unwrap();
+                all.subset([3, 4, 5, 23, 0, 3]).unwrap()
             }),
             vec!["x"],
         ),
         (
             "a split",
-            Box::new(move || Arc::new(pages().open(&split).unwrap().split(0.5, 3).unwrap().1)),
+            any(move || pages().open(&split).unwrap().split(0.5, 3).unwrap().1),
             vec!["x"],
         ),
     ]
@@ -275,12 +232,7 @@ fn direct_last_batches_of_every_rank_equal_the_hosts() {
         let dir = Dir::new();
         for record in [4096, 700] {
             let (path, _) = records_file(&dir, 29, record);
-            for last in [
-                LastBatch::Keep,
-                LastBatch::Mask,
-                LastBatch::Pad,
-                LastBatch::Drop,
-            ] {
+            for last in ALL_LAST {
                 for (rank, world) in [(0, 1), (0, 3), (2, 3)] {
                     let make = || {
                         let records = Records::builder(record)
@@ -294,31 +246,20 @@ fn direct_last_batches_of_every_rank_equal_the_hosts() {
                             .last_batch(last)
                             .rank(Rank::new(rank, world).unwrap())
                     };
-                    check(
-                        machine,
-                        &format!("{record}, {last:?}, {rank} of {world}"),
-                        &make,
-                    );
-                    let batches = Got::try_epoch(&build(machine.direct(make())), 0).unwrap();
+                    let what = format!("{record}, {last:?}, {rank} of {world}");
+                    check(machine, &what, &make);
+                    let batches = Got::epoch(&build(machine.direct(make())), 0);
                     for batch in &batches {
                         let rows = batch.ids.iter().zip(batch.bytes("record").chunks(record));
                         for (id, row) in rows {
-                            assert_eq!(
-                                *id == u64::MAX,
-                                row.iter().all(|byte| *byte == 0),
-                                "{last:?}"
-                            );
+                            let is_zero = row.iter().all(|byte| *byte == 0);
+                            assert_eq!(*id == u64::MAX, is_zero, "{last:?}");
                         }
                     }
-                    let blank = batches
-                        .iter()
-                        .flat_map(|batch| &batch.ids)
-                        .any(|id| *id == u64::MAX);
-                    assert!(!blank || matches!(last, LastBatch::Mask | LastBatch::Keep));
-                    assert_eq!(
-                        blank,
-                        last == LastBatch::Mask || (last == LastBatch::Keep && rank == 2)
-                    );
+                    let mut ids = batches.iter().flat_map(|batch| &batch.ids);
+                    let is_short = last == LastBatch::Keep && rank == 2;
+                    let has_blank = is_short || last == LastBatch::Mask;
+                    assert_eq!(ids.any(|id| *id == u64::MAX), has_blank);
                 }
             }
         }
@@ -368,21 +309,13 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
         };
         let host = build(make());
         let loader = build(machine.on_gpu(make(), Gds::Auto));
-        same(
-            &Got::try_epoch(&loader, 0).unwrap(),
-            &Got::try_epoch(&host, 0).unwrap(),
-            "both ways",
-        );
+        same(&Got::epoch(&loader, 0), &Got::epoch(&host, 0), "both ways");
         let report = loader.report();
         assert_eq!(direct_fields(&report), ["x", "y"]);
-        assert_eq!(
-            report.routes[2].to_string(),
-            "label staged (rows of 8 bytes: reads by the host are faster below 16384)"
-        );
-        assert_eq!(
-            report.total.copy.unwrap().direct.unwrap().bytes,
-            20 * (20_000 + 4096 * 4)
-        );
+        let words =
+            "label staged (rows of 8 bytes: below 16384, reads through the host are faster)";
+        assert_eq!(report.routes[2].to_string(), words);
+        assert_eq!(direct_reads(&report).bytes, 20 * (20_000 + 4096 * 4));
     });
 }
 
@@ -404,7 +337,7 @@ fn rows_of_any_length_are_one_read_each() {
                     .tuning(|t| t.slots(2).device_batches(2))
                     .workers(1)
             });
-            assert_eq!(report.total.copy.unwrap().direct.unwrap().reads, 4);
+            assert_eq!(direct_reads(&report).reads, 4);
             // And the trial.
             assert_eq!(machine.reads() - before, 5);
         }
@@ -433,65 +366,28 @@ fn rows_that_follow_each_other_are_one_read() {
                         .batch_size(batch)
                 }
             };
+            let what = format!("{record} × {count}");
             let before = machine.reads();
-            let report = check(
-                machine,
-                &format!("{record} × {count}"),
-                &make(Order::sequential()),
-            );
-            assert_eq!(
-                report.total.copy.unwrap().direct.unwrap().reads,
-                2 * reads,
-                "{record} × {count}"
-            );
-            assert_eq!(
-                machine.reads() - before,
-                2 * reads as i64 + 1,
-                "{record} × {count}"
-            );
-            let shuffled = check(
-                machine,
-                &format!("{record} × {count}"),
-                &make(Order::shuffled(5)),
-            );
-            assert!(
-                shuffled.total.copy.unwrap().direct.unwrap().reads > 2 * reads,
-                "others follow by chance only"
-            );
+            let report = check(machine, &what, &make(Order::sequential()));
+            assert_eq!(direct_reads(&report).reads, 2 * reads, "{what}");
+            assert_eq!(machine.reads() - before, 2 * reads as i64 + 1, "{what}");
+            let shuffled = check(machine, &what, &make(Order::shuffled(5)));
+            let more = direct_reads(&shuffled).reads;
+            assert!(more > 2 * reads, "others follow by chance only");
         }
         // Rows of two files and overlapping rows are never merged.
         dir.write("two/a", &noise(4 * 4096, 1));
         dir.write("two/b", &noise(4 * 4096, 2));
         let two = || Loader::builder(records(&dir.path("two"), 4096)).batch_size(8);
-        assert_eq!(
-            check(machine, "two files", &two)
-                .total
-                .copy
-                .unwrap()
-                .direct
-                .unwrap()
-                .reads,
-            2 * 2
-        );
+        let report = check(machine, "two files", &two);
+        assert_eq!(direct_reads(&report).reads, 2 * 2);
         let path = dir.write("windows", &noise(9 * 512 * 2, 3));
         let windows = || {
-            let tokens = Tokens::builder(DType::U16)
-                .window(512)
-                .next_token()
-                .open(&path)
-                .unwrap();
-            Loader::builder(tokens).batch_size(8)
+            let builder = Tokens::builder(DType::U16).window(512).next_token();
+            Loader::builder(builder.open(&path).unwrap()).batch_size(8)
         };
-        assert_eq!(
-            check(machine, "windows", &windows)
-                .total
-                .copy
-                .unwrap()
-                .direct
-                .unwrap()
-                .reads,
-            2 * 8
-        );
+        let report = check(machine, "windows", &windows);
+        assert_eq!(direct_reads(&report).reads, 2 * 8);
     });
 }
 
@@ -523,10 +419,8 @@ fn pictures_that_were_read_directly_are_finished_on_the_device() {
             let offset = if record % 4096 == 0 { 0 } else { 8 };
             let least = 2 * 24 * (8 + 1 + offset) as u64;
             let copied = report.total.copy.unwrap().bytes;
-            assert!(
-                copied >= least && copied < least + 6 * 4096,
-                "{copied} bytes, {least} at least"
-            );
+            let legal = least..least + 6 * 4096;
+            assert!(legal.contains(&copied), "{copied} bytes, {least} at least");
         }
     });
 }
@@ -552,27 +446,23 @@ fn rows_unlike_the_first_go_through_the_host() {
             (&odd, "not whole pages", false),
         ];
         for (open, why, also_required) in cases {
-            let right = Got::try_epoch(&build(make(open())), 0).unwrap();
+            let right = Got::epoch(&build(make(open())), 0);
             for (gds, whole) in [(Gds::Auto, true), (Gds::Require, also_required)] {
                 let loader = build(machine.on_gpu(make(open()), gds));
                 match Got::try_epoch(&loader, 0) {
                     Ok(found) => {
                         same(&found, &right, why);
-                        let direct = loader.report().total.copy.unwrap().direct.unwrap();
-                        assert!(
-                            whole && direct.host_rows == 10 && direct.bytes == 10 * 16_384,
-                            "{direct}"
-                        );
+                        let direct = direct_reads(&loader.report());
+                        let counts = (direct.host_rows, direct.bytes);
+                        assert!(whole && counts == (10, 10 * 16_384), "{direct}");
                         assert!(direct.why_host.as_ref().unwrap().contains(why), "{direct}");
                     }
                     // A read that cuFile cannot do is an error if direct reads are required.
                     Err(error) => {
                         let error = error.to_string();
                         assert!(!whole && error.contains(why), "{error}");
-                        assert!(
-                            error.contains("sample=10") && error.contains("batch=2"),
-                            "{error}"
-                        );
+                        let is_placed = error.contains("sample=10") && error.contains("batch=2");
+                        assert!(is_placed, "{error}");
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! Slow or endless reads, and slow consumers: no memory is reused while in use, no thread waits in
 //! the driver, and everything ends.
 
+use super::direct_reads;
 use crate::common::cufile::Route;
 use crate::common::doubles::*;
 use crate::common::*;
@@ -33,7 +34,7 @@ fn plain(path: &Path) -> LoaderBuilder {
 /// Two epochs by the host.
 fn right(path: &Path) -> [Vec<Got>; 2] {
     let host = build(plain(path));
-    [0, 1].map(|epoch| Got::try_epoch(&host, epoch).unwrap())
+    [0, 1].map(|epoch| Got::epoch(&host, epoch))
 }
 
 /// An iterator with reads in flight, held within cuFile.
@@ -61,32 +62,14 @@ fn an_epoch_dropped_under_its_reads_spares_the_next() {
             let mut batches = loader.epoch(1).unwrap();
             std::thread::scope(|scope| {
                 // The held reads own buffers that the next run needs.
-                let first = scope.spawn(|| {
-                    batches
-                        .next()
-                        .unwrap()
-                        .map(|batch| Got::of(&batch).unwrap())
-                });
+                let first = scope.spawn(|| Got::of(&batches.next().unwrap().unwrap()).unwrap());
                 assert!(machine.double.cufile.held() >= held);
                 machine.double.cufile.hold_reads(false);
-                same(&[first.join().unwrap().unwrap()], &right[1][..1], &what);
+                same(&[first.join().unwrap()], &right[1][..1], &what);
             });
-            let rest: Vec<_> = batches
-                .map(|batch| Got::of(&batch.unwrap()).unwrap())
-                .collect();
-            same(&rest, &right[1][1..], &what);
+            same(&Got::all(batches), &right[1][1..], &what);
         }
-        assert_eq!(
-            loader
-                .report()
-                .total
-                .copy
-                .unwrap()
-                .direct
-                .unwrap()
-                .host_rows,
-            0
-        );
+        assert_eq!(direct_reads(&loader.report()).host_rows, 0);
     });
 }
 
@@ -100,14 +83,9 @@ fn a_loader_that_is_dropped_under_its_reads_ends_when_they_do() {
             let loader = build(machine.direct(plain(&path)));
             let batches = begun(machine, &loader);
             std::thread::scope(|scope| {
-                let dropped = scope.spawn(move || {
-                    if keep_iterator {
-                        drop(loader);
-                        drop(batches);
-                    } else {
-                        drop(batches);
-                        drop(loader);
-                    }
+                let dropped = scope.spawn(move || match keep_iterator {
+                    true => drop((loader, batches)),
+                    false => drop((batches, loader)),
                 });
                 // It is in flight, and must wait.
                 std::thread::sleep(Duration::from_millis(30));
@@ -127,37 +105,29 @@ fn a_read_that_never_returns_is_counted_with_its_memory() {
     if !alone(&here!()) {
         return;
     }
-    lived(
-        "never returns".into(),
-        Arc::new(CuFileMachine::new(Route::P2p)),
-        |machine| {
-            let dir = Dir::new();
-            let (path, _) = records_file(&dir, COUNT, RECORD);
-            let before = leaked();
-            let one = Records::builder(RECORD).open(&path).unwrap();
-            let loader = build(machine.direct(Loader::builder(one).batch_size(COUNT).workers(1)));
-            let batches = begun(machine, &loader);
-            assert_eq!(machine.double.cufile.held(), 1, "one read has all rows");
-            drop((batches, loader));
-            // The thread in the read, and the thread that keeps the memory for it; a later loader
-            // reports them.
-            assert_eq!(leaked() - before, 2);
-            assert_eq!(
-                machine.double.cufile.counts().buffers,
-                3,
-                "no memory is taken away from the read"
-            );
-            assert!(machine.session.live().allocations >= 3);
-            machine.double.cufile.hold_reads(false);
-            // If it returns after all, everything is released.
-            until("the threads have ended", || loader_threads().is_empty());
-            assert_eq!(
-                machine.session.live(),
-                crate::common::standin::Live::default()
-            );
-            assert_eq!(machine.double.cufile.counts().users, 0);
-        },
-    );
+    let double = Arc::new(CuFileMachine::new(Route::P2p));
+    lived("never returns".into(), double, |machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let before = leaked();
+        let one = Records::builder(RECORD).open(&path).unwrap();
+        let loader = build(machine.direct(Loader::builder(one).batch_size(COUNT).workers(1)));
+        let batches = begun(machine, &loader);
+        assert_eq!(machine.double.cufile.held(), 1, "one read has all rows");
+        drop((batches, loader));
+        // The thread in the read, and the thread that keeps the memory for it; a later loader
+        // reports them.
+        assert_eq!(leaked() - before, 2);
+        let buffers = machine.double.cufile.counts().buffers;
+        assert_eq!(buffers, 3, "no memory is taken away from the read");
+        assert!(machine.session.live().allocations >= 3);
+        machine.double.cufile.hold_reads(false);
+        // If it returns after all, everything is released.
+        until("the threads have ended", || loader_threads().is_empty());
+        let live = machine.session.live();
+        assert_eq!(live, crate::common::standin::Live::default());
+        assert_eq!(machine.double.cufile.counts().users, 0);
+    });
 }
 
 #[test]
@@ -169,11 +139,8 @@ fn reads_begin_after_the_consumers_work_on_the_buffer() {
             let context = CudaContext::new(0).unwrap();
             let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
             let records = Records::builder(record).open(&path).unwrap();
-            let builder = machine.direct(
-                Loader::builder(records)
-                    .batch_size(BATCH)
-                    .tuning(|t| t.device_batches(2)),
-            );
+            let builder = Loader::builder(records).batch_size(BATCH);
+            let builder = machine.direct(builder.tuning(|t| t.device_batches(2)));
             let loader = build(builder.stream(&streams[0]).stream(&streams[1]));
             let mut batches = loader.epoch(0).unwrap();
             let first = batches.next().unwrap().unwrap();
@@ -187,11 +154,8 @@ fn reads_begin_after_the_consumers_work_on_the_buffer() {
                 .for_each(|stream| stream.synchronize().unwrap());
             machine.session.hold(true);
             for (stream, copy) in streams.iter().zip(&mut copies) {
-                let slice = first
-                    .field("record")
-                    .unwrap()
-                    .cuda_slice::<u8>(stream)
-                    .unwrap();
+                let field = first.field("record").unwrap();
+                let slice = field.cuda_slice::<u8>(stream).unwrap();
                 stream.memcpy_dtod(&*slice, copy).unwrap();
             }
             let bells = machine.session.count("cuLaunchHostFunc");
@@ -206,29 +170,19 @@ fn reads_begin_after_the_consumers_work_on_the_buffer() {
             });
             assert_eq!(machine.reads(), reads, "nothing is read into it");
             let trace = machine.session.trace();
-            let waits: Vec<_> = trace
-                .lines()
-                .filter(|line| line.ends_with("= ..."))
-                .collect();
-            assert!(waits.is_empty(), "{waits:#?}");
+            let waits = trace.lines().find(|line| line.ends_with("= ..."));
+            assert_eq!(waits, None);
             machine.session.hold(false);
             let third = Got::of(&batches.next().unwrap().unwrap()).unwrap();
             assert!(third.bytes("record") == &bytes[2 * BATCH * record..3 * BATCH * record]);
             for (stream, copy) in streams.iter().zip(&copies) {
-                assert!(
-                    stream.clone_dtoh(copy).unwrap() == bytes[..BATCH * record],
-                    "the first batch was overwritten"
-                );
+                let kept = stream.clone_dtoh(copy).unwrap() == bytes[..BATCH * record];
+                assert!(kept, "the first batch was overwritten");
             }
             drop(second);
-            let rest: Vec<_> = batches
-                .map(|batch| Got::of(&batch.unwrap()).unwrap())
-                .collect();
-            let rest: Vec<u8> = rest
-                .iter()
-                .flat_map(|batch| batch.bytes("record").to_vec())
-                .collect();
-            assert!(rest == bytes[3 * BATCH * record..]);
+            let rest = Got::all(batches);
+            let rest: Vec<_> = rest.iter().map(|batch| batch.bytes("record")).collect();
+            assert!(rest.concat() == bytes[3 * BATCH * record..]);
         }
     });
 }
@@ -255,14 +209,12 @@ impl Dataset for Panics {
             .is_some_and(|name| name.starts_with("feedline-gds"));
         assert!(!direct || sample > 0, "the first sample");
         let source = self.0.ids().next().unwrap();
-        parts.extent(
-            0,
-            Extent {
-                source,
-                offset: sample * 4096,
-                len: 4096,
-            },
-        );
+        let extent = Extent {
+            source,
+            offset: sample * 4096,
+            len: 4096,
+        };
+        parts.extent(0, extent);
         Ok(())
     }
 }
@@ -279,11 +231,8 @@ fn an_error_does_not_wait_for_the_reads_of_later_batches() {
         let loader = build(machine.direct(Loader::builder(dataset).batch_size(BATCH).workers(1)));
         let mut batches = begun(machine, &loader);
         let error = batches.next().unwrap().unwrap_err();
-        assert_eq!(
-            (error.kind(), error.site().sample),
-            (ErrorKind::Panicked, Some(0)),
-            "{error}"
-        );
+        let found = (error.kind(), error.site().sample);
+        assert_eq!(found, (ErrorKind::Panicked, Some(0)), "{error}");
         assert!(machine.double.cufile.held() > 0);
         std::thread::scope(|scope| {
             let dropped = scope.spawn(move || drop((batches, loader)));

@@ -1,6 +1,7 @@
 //! The route of each field with its reason, known before the first batch; and the reported route
 //! afterwards.
 
+use super::direct_reads;
 use crate::common::cufile::{Open, Register, Route, StandIn};
 use crate::common::doubles::*;
 use crate::common::standin::Gpu;
@@ -27,6 +28,13 @@ fn open(path: &Path) -> Records {
         .unwrap()
 }
 
+/// The same with a label for each.
+fn labelled(path: &Path) -> LoaderBuilder {
+    let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
+    let records = records.classes((0..COUNT as i64).collect());
+    uncached(records.open(path).unwrap())
+}
+
 /// Without the page cache, which could hold any dataset of a test.
 fn uncached(dataset: impl Dataset) -> LoaderBuilder {
     Loader::builder(dataset)
@@ -37,43 +45,33 @@ fn uncached(dataset: impl Dataset) -> LoaderBuilder {
 /// Checks that the batches go through the host with this reason, and that requiring direct reads is
 /// an error with it.
 fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str) {
-    let right = Got::try_epoch(&build(make()), 0).unwrap();
+    let right = Got::epoch(&build(make()), 0);
     let loader = build(machine.on_gpu(make(), Gds::Auto));
-    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+    same(&Got::epoch(&loader, 0), &right, words);
     let report = loader.report();
     let route = report
         .routes
         .iter()
         .find(|route| route.field == "x")
         .unwrap();
-    assert!(
-        route.route == feedline::device::Route::Staged && route.why.contains(words),
-        "{words}: {route}"
-    );
-    assert!(
-        report.total.copy.as_ref().unwrap().direct.is_none()
-            && report
-                .to_string()
-                .contains(&format!("x staged ({}", route.why)),
-        "{report}"
-    );
+    assert_eq!(route.route, feedline::device::Route::Staged, "{words}");
+    assert!(route.why.contains(words), "{words}: {route}");
+    assert!(report.total.copy.as_ref().unwrap().direct.is_none());
+    let line = format!("x staged ({}", route.why);
+    assert!(report.to_string().contains(&line), "{report}");
     let error = machine.direct(make()).build().unwrap_err();
-    assert_eq!(
-        (error.kind(), error.stage()),
-        (ErrorKind::Unsupported, Stage::Build),
-        "{error}"
-    );
-    assert!(
-        error
-            .message()
-            .starts_with("no field can be read directly: `x`: "),
-        "{error}"
-    );
+    let found = (error.kind(), error.stage());
+    assert_eq!(found, (ErrorKind::Unsupported, Stage::Build), "{error}");
+    let begin = "no field can be read directly: `x`: ";
+    assert!(error.message().starts_with(begin), "{error}");
     assert!(error.message().contains(words), "{words}: {error}");
 }
 
 #[test]
 fn fields_that_the_host_must_see_are_staged() {
+    const SEEN: &str = "transforms on the host see it";
+    const MADE: &str = "made by the host from the bytes read";
+    const IN_MEMORY: &str = "not stored unchanged in a file: in memory";
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, bytes) = records_file(&dir, COUNT, RECORD);
@@ -84,81 +82,35 @@ fn fields_that_the_host_must_see_are_staged() {
         let ragged = dir.write("ragged.npy", &array.concat());
         let (chunks, _) = records_file(&dir, 8, RECORD);
         let plain = || uncached(open(&path));
+        let up_to = || Npy::builder().field("x", &ragged).up_to("x", 5).open();
+        let in_memory = || {
+            let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
+            records.open_bytes(bytes.clone())
+        };
+        let checked = || open(&path).facts(dir.path("crc")).checksums().open();
         type Make<'a> = &'a dyn Fn() -> LoaderBuilder;
         let cases: [(Make<'_>, &str); 9] = [
+            (&|| plain().map(|_, _| Ok(())), SEEN),
+            (&|| plain().map_batch(|_, _| Ok(())), SEEN),
+            (&|| plain().decode_field("x", Raw), MADE),
+            (&|| uncached(up_to().unwrap()), MADE),
+            (&|| uncached(in_memory().unwrap()), IN_MEMORY),
+            (&|| uncached(open(&path).in_memory().unwrap()), IN_MEMORY),
             (
-                &|| plain().map(|_, _| Ok(())),
-                "transforms of the host see it",
-            ),
-            (
-                &|| plain().map_batch(|_, _| Ok(())),
-                "transforms of the host see it",
-            ),
-            (
-                &|| plain().decode_field("x", Raw),
-                "made by the host from the bytes read",
-            ),
-            (
-                &|| {
-                    uncached(
-                        Npy::builder()
-                            .field("x", &ragged)
-                            .up_to("x", 5)
-                            .open()
-                            .unwrap(),
-                    )
-                },
-                "made by the host from the bytes read",
-            ),
-            (
-                &|| {
-                    let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
-                    uncached(records.open_bytes(bytes.clone()).unwrap())
-                },
-                "not stored unchanged in a file: in memory",
-            ),
-            (
-                &|| uncached(open(&path).in_memory().unwrap()),
-                "not stored unchanged in a file: in memory",
-            ),
-            (
-                &|| {
-                    uncached(
-                        open(&path)
-                            .facts(dir.path("crc"))
-                            .checksums()
-                            .open()
-                            .unwrap(),
-                    )
-                },
+                &|| uncached(checked().unwrap()),
                 "unpacked or checked by the host",
             ),
             (
                 &|| uncached(Chunks::open(&chunks, &[4, 4], RECORD)),
                 "rows come out of chunks that the host opens",
             ),
-            (
-                &|| {
-                    let labelled = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
-                    uncached(
-                        labelled
-                            .classes((0..COUNT as i64).collect())
-                            .open(&path)
-                            .unwrap(),
-                    )
-                    .map(|_, _| Ok(()))
-                },
-                "transforms of the host see it",
-            ),
+            (&|| labelled(&path).map(|_, _| Ok(())), SEEN),
         ];
         for (make, words) in cases {
             check_staged(machine, make, words);
         }
-        assert_eq!(
-            machine.double.cufile.counts().opens,
-            0,
-            "nothing needed cuFile"
-        );
+        let opens = machine.double.cufile.counts().opens;
+        assert_eq!(opens, 0, "nothing needed cuFile");
     });
 }
 
@@ -167,46 +119,25 @@ fn every_reason_of_every_field_is_in_the_error() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, RECORD);
-        let labelled = || {
-            let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
-            uncached(
-                records
-                    .classes((0..COUNT as i64).collect())
-                    .open(&path)
-                    .unwrap(),
-            )
-        };
-        let error = machine
-            .direct(labelled().keep(["label"]))
-            .build()
-            .unwrap_err();
+        let builder = labelled(&path).keep(["label"]);
+        let error = machine.direct(builder).build().unwrap_err();
         let words = "`x`: not delivered; `label`: not stored unchanged in a file: in memory, or unpacked or checked by \
                      the host";
         assert!(error.message().ends_with(words), "{error}");
-        let error = labelled()
-            .tuning(|t| t.gds(Gds::Require))
-            .build()
-            .unwrap_err();
+        let builder = labelled(&path).tuning(|t| t.gds(Gds::Require));
+        let error = builder.build().unwrap_err();
         let words =
             "`x`: batches are delivered on the host; `label`: batches are delivered on the host";
-        assert!(
-            error.kind() == ErrorKind::Unsupported && error.message().ends_with(words),
-            "{error}"
-        );
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.message().ends_with(words), "{error}");
         let missing = machine
-            .direct(labelled())
+            .direct(labelled(&path))
             .tuning(|t| t.cufile_at(dir.path("libcufile.so.0"), machine.double.root()));
         let error = missing.build().unwrap_err();
-        assert!(
-            error
-                .message()
-                .contains("`x`: libcufile was not found (tried "),
-            "{error}"
-        );
-        assert!(
-            error.message().contains("libcufile.so.0); install"),
-            "{error}"
-        );
+        let tried = "`x`: libcufile was not found (tried ";
+        for words in [tried, "libcufile.so.0); install"] {
+            assert!(error.message().contains(words), "{error}");
+        }
     });
 }
 
@@ -217,35 +148,23 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let (small, _) = records_file(&dir, COUNT, RECORD - 1);
         let plain = |path: &Path, record: usize| {
-            Loader::builder(
-                Records::builder(record)
-                    .field("x", DType::U8, [record])
-                    .open(path)
-                    .unwrap(),
-            )
-            .batch_size(4)
+            let records = Records::builder(record).field("x", DType::U8, [record]);
+            Loader::builder(records.open(path).unwrap()).batch_size(4)
         };
         let whole = || plain(&path, RECORD);
+        let pread = |builder: LoaderBuilder| builder.tuning(|t| t.reader(Mode::Pread));
         let why = |builder: LoaderBuilder, gds: Gds| {
             build(machine.on_gpu(builder, gds)).report().routes[0].to_string()
         };
         let direct = "x direct (cuFile 1.20: p2p)";
         let cases = [
-            (whole().tuning(|t| t.reader(Mode::Pread)), Gds::Auto, direct),
+            (pread(whole()), Gds::Auto, direct),
+            (pread(whole()), Gds::Require, direct),
+            (pread(whole()), Gds::Off, "x staged (switched off)"),
             (
-                whole().tuning(|t| t.reader(Mode::Pread)),
-                Gds::Require,
-                direct,
-            ),
-            (
-                whole().tuning(|t| t.reader(Mode::Pread)),
-                Gds::Off,
-                "x staged (switched off)",
-            ),
-            (
-                plain(&small, RECORD - 1).tuning(|t| t.reader(Mode::Pread)),
+                pread(plain(&small, RECORD - 1)),
                 Gds::Auto,
-                "x staged (rows of 16383 bytes: reads by the host are faster below 16384)",
+                "x staged (rows of 16383 bytes: below 16384, reads through the host are faster)",
             ),
             (plain(&small, RECORD - 1), Gds::Require, direct),
             // The page cache has room for so few bytes, unless it is bypassed.
@@ -318,7 +237,7 @@ fn fields_are_staged_where_cufile_is_useless() {
         ),
         (
             &|double| double.cufile.short_read(0, 0),
-            "cuFileRead brought 0 of 16384 bytes",
+            "cuFileRead read 0 of 16384 bytes",
         ),
     ];
     for (change, words) in cases {
@@ -330,19 +249,15 @@ fn fields_are_staged_where_cufile_is_useless() {
                 match machine.on_gpu(uncached(open(&path)), gds).build() {
                     Ok(loader) => {
                         let route = &loader.report().routes[0];
-                        assert!(
-                            gds == Gds::Auto && route.why.contains(words),
-                            "{words}: {route}"
-                        );
+                        assert_eq!(gds, Gds::Auto, "{words}: {route}");
+                        assert!(route.why.contains(words), "{words}: {route}");
                         assert_eq!(route.route, feedline::device::Route::Staged);
-                        let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
-                        same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+                        let right = Got::epoch(&build(uncached(open(&path))), 0);
+                        same(&Got::epoch(&loader, 0), &right, words);
                     }
                     Err(error) => {
-                        assert!(
-                            gds == Gds::Require && error.kind() == ErrorKind::Unsupported,
-                            "{words}: {error}"
-                        );
+                        let found = (gds, error.kind());
+                        assert_eq!(found, (Gds::Require, ErrorKind::Unsupported), "{error}");
                         assert!(error.message().contains(words), "{words}: {error}");
                     }
                 }
@@ -360,10 +275,8 @@ fn cufile_is_not_opened_where_nothing_can_be_direct() {
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
         let why = loader.report().routes[0].why.clone();
-        assert!(
-            why.starts_with("cuFile would go through host memory: the kernel module nvidia-fs"),
-            "{why}"
-        );
+        let words = "cuFile would go through host memory: the kernel module nvidia-fs";
+        assert!(why.starts_with(words), "{why}");
         assert_eq!(machine.double.cufile.counts().opens, 0);
         // A requirement gets the library's abilities.
         assert!(machine.direct(uncached(open(&path))).build().is_ok());
@@ -380,10 +293,8 @@ fn cufile_opens_in_the_mode_that_ends_no_capture() {
         let mut calls = BTreeMap::<_, Vec<_>>::new();
         for line in machine.session.trace().lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            calls
-                .entry(words[1].to_string())
-                .or_default()
-                .push(words[2].to_string());
+            let of_thread = calls.entry(words[1].to_string()).or_default();
+            of_thread.push(words[2].to_string());
         }
         // The thread of cuFile's open makes no other calls of its own.
         let opening = ["cuThreadExchangeStreamCaptureMode"; 2];
@@ -415,11 +326,8 @@ fn a_failed_trial_leaves_no_context_on_other_gpus() {
             machine.double.cufile.route(0, Route::P2p);
             let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
             let why = loader.report().routes[0].why.clone();
-            assert_eq!(
-                why.contains("on each of the 3 visible GPUs: set CUDA_VISIBLE_DEVICES"),
-                gpus > 0,
-                "{why}"
-            );
+            let words = "on each of the 3 visible GPUs: set CUDA_VISIBLE_DEVICES";
+            assert_eq!(why.contains(words), gpus > 0, "{why}");
             assert_eq!(machine.session.live().retains, 1 + gpus);
         });
     }
@@ -430,35 +338,23 @@ fn memory_the_trial_cannot_release_is_leaked_and_counted() {
     if !alone(&here!()) {
         return;
     }
-    lived(
-        "the trial".into(),
-        Arc::new(CuFileMachine::new(Route::P2p)),
-        |machine| {
-            let dir = Dir::new();
-            let (path, _) = records_file(&dir, COUNT, RECORD);
-            let before = leaked();
-            machine
-                .double
-                .cufile
-                .fail_register(Register::BufferBack, 5030);
-            let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
-            let route = &loader.report().routes[0];
-            assert!(
-                route
-                    .why
-                    .contains("cuFileBufDeregister: CU_FILE_INTERNAL_ERROR (5030)"),
-                "{route}"
-            );
-            drop(loader);
-            assert_eq!(leaked() - before, 1);
-            let live = machine.session.live();
-            assert_eq!(
-                (live.allocations, live.streams, live.events, live.leaked),
-                (1, 0, 0, 0),
-                "it is not freed"
-            );
-        },
-    );
+    let double = Arc::new(CuFileMachine::new(Route::P2p));
+    lived("the trial".into(), double, |machine| {
+        let dir = Dir::new();
+        let (path, _) = records_file(&dir, COUNT, RECORD);
+        let before = leaked();
+        let cufile = &machine.double.cufile;
+        cufile.fail_register(Register::BufferBack, 5030);
+        let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+        let route = &loader.report().routes[0];
+        let words = "cuFileBufDeregister: CU_FILE_INTERNAL_ERROR (5030)";
+        assert!(route.why.contains(words), "{route}");
+        drop(loader);
+        assert_eq!(leaked() - before, 1);
+        let live = machine.session.live();
+        assert_eq!((live.allocations, live.streams), (1, 0), "it is not freed");
+        assert_eq!((live.events, live.leaked), (0, 0));
+    });
 }
 
 #[test]
@@ -478,23 +374,17 @@ fn a_library_without_counters_is_used_only_if_required() {
             let dir = Dir::new();
             let (path, _) = records_file(&dir, COUNT, RECORD);
             let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
-            assert_eq!(
-                loader.report().routes[0].to_string(),
-                "x staged (cuFile does not count the route of bytes)"
-            );
+            let words = "x staged (cuFile does not report the route of bytes)";
+            assert_eq!(loader.report().routes[0].to_string(), words);
             let loader = build(machine.direct(uncached(open(&path))));
             let route = loader.report().routes[0].to_string();
-            assert!(
-                route.ends_with("which does not count the route of bytes)"),
-                "{route}"
-            );
-            let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "not counted");
-            let direct = loader.report().total.copy.unwrap().direct.unwrap();
-            assert_eq!(
-                (direct.how.as_str(), direct.reads),
-                ("cuFile does not report the route", 3)
-            );
+            let words = "which does not report the route of bytes)";
+            assert!(route.ends_with(words), "{route}");
+            let right = Got::epoch(&build(uncached(open(&path))), 0);
+            same(&Got::epoch(&loader, 0), &right, "not counted");
+            let direct = direct_reads(&loader.report());
+            assert_eq!(direct.how, "cuFile does not report the route");
+            assert_eq!(direct.reads, 3);
         });
     }
 }
@@ -511,24 +401,17 @@ fn the_report_counts_the_bytes_of_each_route() {
                 let loader = build(machine.direct(uncached(open(&path))));
                 let way = format!("cuFile {}.{}: {name}", version.0, version.1);
                 assert_eq!(loader.report().routes[0].why, way);
-                let how = || loader.report().total.copy.unwrap().direct.unwrap().how;
-                assert_eq!(
-                    how(),
-                    "cuFile does not report the route",
-                    "nothing was read yet"
-                );
-                Got::try_epoch(&loader, 0).unwrap();
+                let how = || direct_reads(&loader.report()).how;
+                // Nothing was read yet.
+                assert_eq!(how(), "cuFile does not report the route");
+                Got::epoch(&loader, 0);
                 assert_eq!(how(), name);
                 let report = loader.report().to_string();
-                assert!(
-                    report.contains(&format!(
-                        "3 reads by cuFile, 0.000 GB, {name}; not checksummed"
-                    )),
-                    "{report}"
-                );
+                let line = format!("3 reads by cuFile, 0.000 GB, {name}; not checksummed");
+                assert!(report.contains(&line), "{report}");
                 // From here on through the host, silently.
                 machine.double.cufile.route(0, Route::Host);
-                Got::try_epoch(&loader, 1).unwrap();
+                Got::epoch(&loader, 1);
                 assert_eq!(how(), "3 reads direct, 3 through host memory");
                 // The counters are switched off.
                 machine.double.cufile.set_level(0);

@@ -51,7 +51,7 @@ impl Clock {
         !matches!(self.0, ClockKind::Still)
     }
 
-    /// A clock that shows this number, which should not be 0.
+    /// A clock that shows the value of `by`, which should not be 0.
     #[cfg(any(test, feature = "unstable"))]
     pub fn shown(by: Arc<AtomicU64>) -> Self {
         Self(ClockKind::Virtual(by))

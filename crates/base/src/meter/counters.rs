@@ -9,11 +9,11 @@
 //! Histogram     how long each took                          any thread records; about 3 % wide buckets
 //! ```
 //!
-//! At time 0 nothing is measured and nothing is written. Counters and histograms take no time: a
-//! caller without a clock skips them, see `Meters::on`.
+//! At time 0 nothing is measured and nothing is written. Counters and histograms have no time
+//! argument: a caller without a clock skips them, see `Meters::on`.
 //!
 //! All except counters and histograms have cache lines of their own (two, because processors fetch
-//! lines in pairs). A counter that changes with each piece of work or each row is a [`Lone`].
+//! lines in pairs). A counter that changes with each task or row is a [`Lone`].
 //!
 //! Each value is right by itself; two values that are read in turn may be a moment apart.
 
@@ -30,7 +30,7 @@ impl Counter {
         self.0.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// The same for a counter with one writer at a time: many times faster.
+    /// Like [`add`](Self::add), for a counter with one writer at a time; many times faster.
     pub fn add_alone(&self, by: u64) {
         put(&self.0, self.get() + by);
     }
@@ -76,7 +76,7 @@ pub struct Area {
 /// One more change in progress, or finished, in [`Area::word`].
 const CHANGING: u64 = 1 << 32;
 const CHANGED: u64 = 1 << 40;
-/// Attempts of a reader to find a moment without a change. After them it takes the numbers as they
+/// Attempts of a reader to find a moment without a change. After that it takes the numbers as they
 /// are.
 const LOOKS: usize = 10_000;
 
@@ -105,7 +105,7 @@ impl Area {
             .fetch_add((CHANGED - CHANGING).wrapping_sub(count), Ordering::SeqCst);
     }
 
-    /// The number inside.
+    /// The number currently inside.
     pub fn inside(&self) -> u64 {
         self.word.load(Ordering::SeqCst) & u64::from(u32::MAX)
     }
@@ -249,7 +249,7 @@ impl<E: Numbered, const N: usize> States<E, N> {
 }
 
 /// Reads sums that belong to a state. Reads again while the state changes or the result is not
-/// `whole`: a writer is in the middle of a change, and may have lost its core. All attempts take
+/// `whole`: a writer is in the middle of a change, and may have been preempted. All attempts take
 /// about 10 ms; after them the result lacks that one change.
 fn settled<S: PartialEq + Copy, T>(
     state: impl Fn() -> S,
@@ -289,7 +289,7 @@ pub struct Pool {
     ahead: Counter,
 }
 
-/// The count goes to 4095; `build` allows 1024 workers.
+/// The largest count is 4095; `build` allows 1024 workers.
 const WORKING_BITS: u32 = 12;
 const TIME_MASK: u64 = u64::MAX >> (WORKING_BITS + 1);
 
@@ -312,8 +312,8 @@ impl Pool {
             let working = (old & ((1 << WORKING_BITS) - 1))
                 .saturating_add_signed(by)
                 .min((1 << WORKING_BITS) - 1);
-            // Threads read the clock before they change the word. A late one must not turn time
-            // back.
+            // Threads read the clock before they change the word. A late writer must not move the
+            // time back.
             let since = old >> (WORKING_BITS + 1);
             let at = now & TIME_MASK;
             let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 {
@@ -385,8 +385,8 @@ impl Pool {
         (sums[0] + busy, sums[1] + starved, sums[2] + ahead)
     }
 
-    /// Whether the writer of the word has added the time before it: the sums then hold all workers'
-    /// time.
+    /// Whether the writer of `word` has added the stretch before it. The sums then hold all
+    /// workers' time.
     fn is_whole(&self, word: u64, sums: [u64; 3]) -> bool {
         let since = word >> (WORKING_BITS + 1);
         let sum = sums.into_iter().fold(0, u64::wrapping_add);
@@ -397,12 +397,12 @@ impl Pool {
 /// Sub-buckets of each power of two: buckets are 1/32 wide, about 3 %.
 const SUB_BITS: u32 = 5;
 const SUB: usize = 1 << SUB_BITS;
-/// From 1 ns to about 36 minutes; a longer time counts as that.
+/// From 1 ns to about 36 minutes; longer times count as 36 minutes.
 const POWERS: usize = 41 - SUB_BITS as usize;
 const BUCKETS: usize = SUB * (POWERS + 1);
 
-/// For each bucket of a histogram: the count at the last call, and the increase that this call
-/// found.
+/// For each bucket of a histogram: the count at the last call of `quantile_since`, and the increase
+/// since the call before.
 #[derive(Debug, Default)]
 pub struct Counts(Vec<[u64; 2]>);
 
@@ -525,7 +525,7 @@ pub struct Latency {
     pub p90_ns: f64,
     /// 99 of 100 durations are at most this.
     pub p99_ns: f64,
-    /// The longest.
+    /// The longest duration.
     pub max_ns: f64,
     /// Pairs (nanoseconds, count), ascending, without empty buckets.
     pub buckets: Vec<(f64, u64)>,

@@ -16,8 +16,8 @@ pub struct Network {
     /// Time in flight, summed over all requests: divide by the steady time for the mean number in
     /// flight.
     pub in_flight_ns: u64,
-    /// Time for which requests waited for their turn, summed: the store and its link accepted no
-    /// more at once.
+    /// Time that requests waited because of the concurrency limit of the store and its link, summed
+    /// over all requests.
     #[serde(default)]
     pub waiting_ns: u64,
     /// Requests that were repeated, or continued after a truncated body.
@@ -44,7 +44,7 @@ impl fmt::Display for Network {
         let Latency { p50_ns, p99_ns, .. } = self.first_byte;
         write!(
             f,
-            "first byte after {:.1} ms (half), {:.1} ms (99 %)",
+            "first byte after {:.1} ms (median), {:.1} ms (p99)",
             ms(p50_ns),
             ms(p99_ns)
         )?;

@@ -28,7 +28,8 @@ pub trait Chunked: Send + Sync {
         true
     }
 
-    /// Number of the dataset's sample `sample`, counted as in [`starts`](Self::starts).
+    /// Maps an id of the dataset to the sample's number in the chunks, counted as in
+    /// [`starts`](Self::starts).
     fn inner(&self, sample: u64) -> u64 {
         sample
     }
@@ -39,9 +40,9 @@ pub trait Chunked: Send + Sync {
     /// Memory for `chunk`, in bytes.
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes;
 
-    /// Opens a chunk: `pieces[i]` holds the bytes of extent *i*, untrusted. It must write the rows
-    /// of every field of the schema to `out`, which was [begun](ChunkBuf::begin) for the chunk's
-    /// samples.
+    /// Opens a chunk: `pieces[i]` holds the bytes of extent *i*, untrusted. The method must write
+    /// the rows of every field of the schema to `out`, which was [begun](ChunkBuf::begin) for the
+    /// chunk's samples.
     ///
     /// Runs on a decode worker, which keeps `scratch` from chunk to chunk. An error becomes the
     /// error of every sample of the chunk.

@@ -148,12 +148,12 @@ pub trait Framed: Send + Sync {
         Ok(bytes)
     }
 
-    /// Makes the bytes of a [made](Parts::made) field: writes all of `out`, which has the bytes of a
-    /// row and still holds those of an earlier sample. Runs where the sample is planned: on a worker,
-    /// or on the I/O thread. It must not block.
+    /// Makes the bytes of a [made](Parts::made) field: writes all of `out`, which has the size of a
+    /// row and still holds an earlier sample's bytes. Runs where the sample is planned: on a
+    /// worker, or on the I/O thread. It must not block.
     fn make(&self, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
         let _ = (sample, field, out);
-        lie("the dataset gave a made part, but its `make` makes none".into())
+        lie("the dataset gave a made part, but does not implement `make`".into())
     }
 
     /// Number of bytes that [`open`](Self::open) makes of a sample's field, from the index alone;
@@ -253,8 +253,8 @@ pub fn field_bytes<D: Dataset + ?Sized>(
     Ok(own.reduce(|all, own| Some(all? + own?)).flatten())
 }
 
-/// Whether the index has the lengths of a field. Three samples are asked, since a format knows the
-/// lengths of all samples or of none.
+/// Whether the index has the lengths of a field. Checks only three samples, since a format knows
+/// the lengths of all samples or of none.
 pub fn knows_lengths<D: Dataset + ?Sized>(dataset: &D, field: usize) -> bool {
     let last = dataset.len().saturating_sub(1);
     dataset.len() == 0

@@ -70,7 +70,7 @@ impl DamageKind {
     }
 }
 
-/// One damaged place of a shard. The dataset leaves out the samples there.
+/// One damaged range of a shard. The dataset leaves out the samples in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {

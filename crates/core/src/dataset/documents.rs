@@ -48,7 +48,7 @@ impl TokenFields {
                 .filter(|field| field.dims().len() == 1)
             else {
                 return bad(format!(
-                    "field `{name}` is {encoding}; packed are rows of numbers"
+                    "field `{name}` is {encoding}; only rows of numbers can be packed"
                 ));
             };
             if numbers.contains(&number) {
@@ -88,8 +88,8 @@ impl TokenFields {
             if own != first {
                 let names = [field.name(), self.fields[0].name()];
                 let message = format!(
-                    "field `{}` has {own} elements and field `{}` has {first}: packed together, \
-                     they have one for each token",
+                    "field `{}` has {own} elements and field `{}` has {first}: fields that are \
+                     packed together need one element per token",
                     names[0], names[1]
                 );
                 return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
@@ -119,7 +119,10 @@ impl Documents {
             .tokens(bytes.clone().map(|own| own.len() as u64))
             .map_err(|error| error.with_sample(sample))?;
         let len = u32::try_from(tokens).map_err(|_| {
-            let message = format!("a document of {tokens} tokens; {} are possible", u32::MAX);
+            let message = format!(
+                "a document of {tokens} tokens; at most {} are possible",
+                u32::MAX
+            );
             Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(sample)
         })?;
         bytes.for_each(|own| self.bytes.extend_from_slice(own));
@@ -150,8 +153,8 @@ pub fn read_all(
     };
     if !chunks.is_whole() {
         let way = Setting::Copied
-            .hint(|copied| format!(": use {copied} of the whole, then take the part"));
-        let message = format!("a part of a dataset with chunks{way}");
+            .hint(|copied| format!(": use {copied} on the whole dataset, then take the part"));
+        let message = format!("a part of a dataset with chunks cannot be read in order{way}");
         return Err(Error::new(ErrorKind::Config, Stage::Index, message));
     }
     let starts = chunks.starts();

@@ -16,9 +16,9 @@
 //!
 //! Limits: bytes between the first and the last 4 KiB are not read. If there are more than 256
 //! shards, only 256 evenly spaced ones are opened; for the others, only name and length are hashed.
-//! A shard rewritten with the same name, length and ends goes unnoticed;
-//! Checksums detect it. Cost: at most 256 opened files and 512 reads of 4 KiB,
-//! on at most 32 threads; then some 100 ns per shard, and the time of [`Dataset::identity`].
+//! A shard rewritten with the same name, length and ends goes unnoticed; checksums detect it. Cost:
+//! at most 256 opened files and 512 reads of 4 KiB, on at most 32 threads; then some 100 ns per
+//! shard, and the time of [`Dataset::identity`].
 
 use super::digest::Digest;
 use super::parallel::parallel;
@@ -116,7 +116,7 @@ impl Fingerprint {
             differences.push(what.into());
         }
         let message = format!(
-            "{}; open the dataset that the run began with, or begin anew",
+            "{}; open the dataset that the run began with, or start a new run",
             differences.join("; ")
         );
         let error = Error::new(ErrorKind::FingerprintMismatch, Stage::State, message);

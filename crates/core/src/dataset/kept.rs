@@ -76,8 +76,8 @@ pub fn open_or_make(
         }
         SideFound::Whole(_) => {
             let message = format!(
-                "{what} of another dataset, of other settings, of another part of this one, \
-                 or of this one before it changed: delete the file to make it again, or name \
+                "{what} of another dataset, of other settings, of another part of this dataset, \
+                 or of this dataset before it changed: delete the file to make it again, or name \
                  another file"
             );
             return refused(ErrorKind::Changed, message);

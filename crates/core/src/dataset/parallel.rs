@@ -28,7 +28,7 @@ pub(super) fn goes_on() -> Result<()> {
         true => Err(Error::new(
             ErrorKind::Cancelled,
             Stage::Index,
-            "the opening was stopped",
+            "opening the dataset was stopped",
         )),
         false => Ok(()),
     }
@@ -50,7 +50,7 @@ where
     by_threads(threads.clamp(1, THREADS_MAX), items, f)
 }
 
-/// As [`parallel`], for files or objects. Objects are requested by many threads, since each
+/// Like [`parallel`], for files or objects. Objects are requested by many threads, since each
 /// response takes long.
 pub fn parallel_paths<R: Send>(
     paths: &[PathBuf],
@@ -62,7 +62,7 @@ pub fn parallel_paths<R: Send>(
     }
 }
 
-/// As [`parallel`], on at most `threads` threads.
+/// Like [`parallel`], on at most `threads` threads.
 pub fn by_threads<I, R: Send>(
     threads: usize,
     items: I,

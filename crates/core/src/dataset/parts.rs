@@ -5,7 +5,7 @@ use crate::storage::{Extent, SourceId, Sources};
 use crate::tensor::{EncodedField, Spec};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in};
 
-/// Places of the bytes of one sample's fields, filled by [`Dataset::extents`].
+/// Locations of the bytes of one sample's fields, filled by [`Dataset::extents`].
 pub struct Parts<'a> {
     /// The first few parts, inline: a usual schema needs no allocation.
     few: [(usize, Part<'a>); PARTS_INLINE],
@@ -15,7 +15,7 @@ pub struct Parts<'a> {
 
 const PARTS_INLINE: usize = 8;
 
-/// Place of one field's bytes.
+/// Location of one field's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
     /// In storage and final: they may be read in place.
@@ -31,7 +31,7 @@ pub enum Part<'a> {
     More(Extent),
     /// In the index; appended to the bytes that the field has so far.
     MoreInline(&'a [u8]),
-    /// Nowhere: [`make`](super::Framed::make) writes them.
+    /// Not stored: [`make`](super::Framed::make) writes them.
     Made,
 }
 
@@ -140,7 +140,7 @@ impl<'a> Parts<'a> {
         let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
         if fields > Spec::FIELDS_MAX {
             return lie(format!(
-                "{fields} fields, {} are the limit",
+                "{fields} fields; the limit is {}",
                 Spec::FIELDS_MAX
             ));
         }
@@ -149,7 +149,7 @@ impl<'a> Parts<'a> {
         for FieldPart { field, part, .. } in self.iter() {
             if field >= fields {
                 return lie(format!(
-                    "the dataset names field {field}, its schema has {fields}"
+                    "the dataset gave a part for field {field}, but its schema has {fields} fields"
                 ));
             }
             let takes_more = before == Some(field);
@@ -211,7 +211,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// As [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.
+    /// Like [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.
     #[doc(hidden)]
     pub fn ask_all(&mut self, dataset: &'a dyn Dataset, sample: u64) -> Result<()> {
         let fields = dataset.schema().len();
@@ -296,7 +296,7 @@ impl<'a> Parts<'a> {
         self.push(field, Part::More(extent));
     }
 
-    /// As [`append`](Self::append), with bytes of the index itself, such as padding.
+    /// Like [`append`](Self::append), with bytes of the index itself, such as padding.
     pub fn append_inline(&mut self, field: usize, bytes: &'a [u8]) {
         self.push(field, Part::MoreInline(bytes));
     }

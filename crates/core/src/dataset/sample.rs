@@ -49,8 +49,8 @@ impl<'d> Plain<'d> {
         self.sample_and_crcs(sample, &mut [], each)
     }
 
-    /// As `sample`; also puts the CRC32C of every field's extent into `crcs`, unless `crcs` is
-    /// empty. After an error some are missing: [`crcs`](Self::crcs) has them.
+    /// Like `sample`; also puts the CRC32C of every field's extent into `crcs`, unless `crcs` is
+    /// empty. After an error some are missing; [`crcs`](Self::crcs) computes all of them.
     pub fn sample_and_crcs(
         &mut self,
         sample: u64,
@@ -197,7 +197,7 @@ impl<'d> Plain<'d> {
         self.chunk_as_stored(chunk, |_| {})
     }
 
-    /// As `chunk`; calls `stored` with the bytes of each of the chunk's extents, before it opens
+    /// Like `chunk`; calls `stored` with the bytes of each of the chunk's extents, before it opens
     /// them.
     pub fn chunk_as_stored(
         &mut self,
@@ -259,7 +259,7 @@ impl<'d> Plain<'d> {
         self.append(extent)
     }
 
-    /// As `fill`, but appends to the bytes already in `bytes`.
+    /// Like `fill`, but appends to the bytes already in `bytes`.
     fn append(&mut self, extent: &Extent) -> Result<()> {
         let sources = self.dataset.sources();
         let start = self.bytes.len();

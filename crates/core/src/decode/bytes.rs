@@ -7,7 +7,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 
 /// Delivers encoded bytes (text, JSON, any file) undecoded, as a `u8` vector of up to `max` bytes.
 ///
-/// It is padded with zeros; `FieldView::lens` gives its true length.
+/// Each row is padded with zeros; `FieldView::lens` gives its true length.
 ///
 /// `builder.decode_field("caption", Bytes::up_to(512))`
 ///
@@ -16,7 +16,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 ///
 /// ```
 /// # use feedline_core::decode::Bytes;
-/// // JPEGs of at most 16 MiB, of a batch of 256 at most 64 MiB.
+/// // JPEGs of at most 16 MiB each, and at most 64 MiB per batch.
 /// let encoded = Bytes::packed(16 << 20).batch_bytes(64 << 20);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +69,8 @@ impl Bytes {
     /// Maximum bytes of all rows of a batch together; at least the `max` of one row.
     ///
     /// Use it for [`packed`](Self::packed) rows whose maximum is far above their mean. The index
-    /// must have their lengths: this excludes chunks
-    /// (Parquet), and fields in frames unless they were
-    /// measured.
+    /// must have the rows' lengths: this excludes chunks (Parquet), and framed fields unless they
+    /// were measured.
     #[must_use]
     pub fn batch_bytes(mut self, bytes: usize) -> Self {
         self.packed = Some(Some(bytes));

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariants:
-//! * All workers share a decoder. Its state, such as a tokenizer, does not change; the memory of a
-//!   worker is in [`Scratch`].
+//! * All workers share a decoder. Its state, such as a tokenizer, does not change; per-worker
+//!   memory is in [`Scratch`].
 //! * All randomness comes from [`Ctx::draws`], so a sample's row depends only on (seed, epoch, id,
 //!   draw number).
 //! * A decoder checks sizes against limits before it allocates memory.

@@ -124,7 +124,7 @@ impl Budget {
         let (planned, bytes) = plan(part)?;
         if bytes > part.bytes {
             let message = format!(
-                "the plan takes {bytes} bytes of the shared budget; its part is {}",
+                "the plan takes {bytes} bytes of the shared budget, but its share is {}",
                 part.bytes
             );
             return Err(Error::new(ErrorKind::Budget, Stage::Build, message)

@@ -89,7 +89,7 @@ impl ChunkBuf {
 
     /// Reserves `len` bytes without a field; [`place`](Self::place) then assigns rows in them.
     ///
-    /// Errors: as [`fixed`](Self::fixed).
+    /// Errors: those of [`fixed`](Self::fixed).
     pub fn room(&mut self, len: usize) -> Result<Range<usize>> {
         let start = self.used.next_multiple_of(ALIGN);
         let end = start
@@ -97,7 +97,7 @@ impl ChunkBuf {
             .filter(|end| *end <= self.memory.len());
         let end = end.ok_or_else(|| {
             let message = format!(
-                "the chunk needs at least {} bytes; by its metadata {} were reserved",
+                "the chunk needs at least {} bytes, but only {} were reserved by its metadata",
                 self.used.saturating_add(len),
                 self.memory.len()
             );
@@ -132,7 +132,8 @@ impl ChunkBuf {
         }
     }
 
-    /// Makes a copy of `bytes` the next row of field `field`. Errors: as [`fixed`](Self::fixed).
+    /// Makes a copy of `bytes` the next row of field `field`. Errors: those of
+    /// [`fixed`](Self::fixed).
     pub fn push(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let start = self.used;
         let end = start + bytes.len();

@@ -125,8 +125,8 @@ impl Rows {
 }
 
 impl Row<'_> {
-    /// Rejects a length that does not fit the row's place. If the lengths of the index place the
-    /// rows, only that length and 0 fit; otherwise all shorter lengths fit, too.
+    /// Rejects a length that does not fit the row's place. If the rows were placed by lengths from
+    /// the index, only the indexed length and 0 fit; otherwise all shorter lengths fit, too.
     pub(super) fn check_packed(&self, field: &Field, packed: Packed, len: usize) -> Result<()> {
         let (start, end) = self.slot.packed_row(packed, self.row);
         let len = len * packed.unit;
@@ -147,8 +147,8 @@ impl Row<'_> {
                 Setting::BatchBytes
             ),
             _ => format!(
-                "the index says {planned} bytes for the packed field `{name}`, the sample \
-                 has {len}"
+                "the index says {planned} bytes for the packed field `{name}`, but the sample has \
+                 {len}"
             ),
         }))
     }

@@ -350,14 +350,14 @@ impl MemoryPlan {
         let part = self
             .part
             .filter(|part| part.bytes.saturating_add(self.data()) == have && part.parts > 1);
-        let later = part.map_or(
-            "",
-            |_| ", and loaders that need less, built first, leave more",
+        let later = part.map_or("", |_| ", build loaders with smaller plans first");
+        let data = format!(
+            ", or leave the data in storage, without {}",
+            Setting::InMemory
         );
-        let data = format!(", and data in storage, without {}, none", Setting::InMemory);
         let message = format!(
-            "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller \
-             batches or fewer slots need less{later}{}:\n{self}",
+            "{} are {what}, but at least {} are needed ({largest}): use fewer workers, smaller \
+             batches or fewer slots{later}{}:\n{self}",
             ShownBytes(have),
             ShownBytes(need),
             if self.data() > 0 { &data } else { "" },
@@ -405,7 +405,7 @@ impl fmt::Display for MemoryPlan {
             writeln!(f)?;
         }
         let free = self.free.map_or(String::new(), |free| {
-            format!("; {} of memory were free", ShownBytes(free))
+            format!("; {} of memory was free", ShownBytes(free))
         });
         let budget = self.budget_in_words() + &free;
         write!(

@@ -24,7 +24,7 @@ const STEP: usize = 32 << 20;
 const AT_ONCE: usize = 16;
 /// Bytes that must be free beyond a region that is being populated.
 const MARGIN: usize = 2 << 20;
-/// What a user can do if memory is missing.
+/// Advice to a user who lacks memory.
 const LESS: &str = "free memory, or use less in-memory data, a smaller batch or fewer slots";
 /// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
 const HUGE: usize = 2 << 20;
@@ -104,7 +104,7 @@ extern "C" fn in_parent() {
     let _ = FORKING.try_with(RefCell::take);
 }
 
-/// Moves the copies to the places of the regions.
+/// Moves the copies to the addresses of the regions.
 extern "C" fn in_child() {
     let Ok(Some(mut forking)) = FORKING.try_with(RefCell::take) else {
         return;
@@ -116,7 +116,7 @@ extern "C" fn in_child() {
         // The copy must not be unmapped.
         std::mem::forget(copy);
         // An earlier handler may have mapped something at this address; kernels before 4.17 then
-        // choose another place.
+        // choose another address.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         // SAFETY: a new mapping, which replaces no other.
         if unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) } == Ok(at) {
@@ -194,7 +194,7 @@ impl Region {
                 let needs = (left + MARGIN) as u64;
                 if free < needs {
                     let message = format!(
-                        "{what} needs {needs} more bytes, and {free} are free now, as other \
+                        "{what} needs {needs} more bytes, but only {free} are free, because other \
                          processes took memory meanwhile: {LESS}"
                     );
                     return Err(Error::new(ErrorKind::Budget, Stage::Build, message)

@@ -1,8 +1,8 @@
 //! The ring buffer for encoded bytes. Spans are reserved only by the planner, freed in any order,
 //! and reused in FIFO order.
 //!
-//! A sample reserves only after it has everything else, and once for all of its bytes. So every
-//! span's holder can finish without more room, and room always becomes free again.
+//! A sample reserves its bytes last, and all at once. So every holder of a span can finish without
+//! more room, and room always becomes free again.
 
 #![allow(unsafe_code)]
 

@@ -154,7 +154,7 @@ impl Row<'_> {
 
     fn not_its_own(&self, field: usize) -> String {
         let name = self.spec().fields().get(field).map_or("?", Field::name);
-        format!("field {field} (`{name}`) is not one of this decoder")
+        format!("field {field} (`{name}`) does not belong to this decoder")
     }
 
     /// Length (first dimension) of an `UpTo` field; `None` for a fixed shape.
@@ -192,7 +192,7 @@ impl Row<'_> {
         {
             let name = field.name();
             return Err(shape_error(format!(
-                "field `{name}` was written, and its length was not set: `set_len`"
+                "field `{name}` was written, but its length was not set: call `set_len`"
             )));
         }
         // A field of varying length that was not written still holds an earlier sample.
@@ -269,7 +269,7 @@ impl Row<'_> {
             if bytes.len() / unit > max {
                 let more = match spec.is_packed() {
                     true => String::new(),
-                    false => Setting::UpTo.hint(|up_to| format!(" ({up_to} takes more)")),
+                    false => Setting::UpTo.hint(|up_to| format!(" (raise {up_to})")),
                 };
                 return Err(self.too_long(field, bytes.len() / unit, &more));
             }
@@ -296,8 +296,8 @@ impl Row<'_> {
         let all = spec.dims().first().copied();
         match self.slot.group().filter(|_| all != Some(max)) {
             Some(group) => shape_error(format!(
-                "field `{}` takes at most {max} in a batch of group {group}, the sample has \
-                 {len}: the order knows another length",
+                "field `{}` takes at most {max} in a batch of group {group}, but the sample has \
+                 {len}: the order was made with another length",
                 spec.name()
             )),
             None => shape_error(format!(
@@ -508,7 +508,8 @@ impl BatchMut<'_> {
         Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
     }
 
-    /// The bytes of all rows of field `field`, dense, for code that knows the dtype at run time.
+    /// The bytes of all rows of field `field`, dense, for code that knows the dtype only at run
+    /// time.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
         self.written |= 1 << field;
         self.filled.array_mut(field)
@@ -516,8 +517,8 @@ impl BatchMut<'_> {
 
     /// The rows of field `field`, one slice each.
     ///
-    /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose
-    /// rows vary in length.
+    /// Errors: those of [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field,
+    /// whose rows vary in length.
     pub fn rows_mut<T: Element>(
         &mut self,
         field: impl FieldKey,
@@ -567,7 +568,7 @@ impl BatchMut<'_> {
                 if len > max as u64 {
                     let name = self.spec().fields()[field].name();
                     return Err(shape_error(format!(
-                        "row {row} of field `{name}` has length {len}, {max} is the most"
+                        "row {row} of field `{name}` has length {len}, but the maximum is {max}"
                     )));
                 }
                 let unused = row_bytes * row + unit * len as usize..row_bytes * (row + 1);

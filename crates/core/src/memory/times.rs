@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// The place of one slot, and the times of its batch (nanoseconds; 0 for a step that did not
-/// happen).
+/// The state of one slot (free, filling, …), and the times of its batch (nanoseconds; 0 for a step
+/// that did not happen).
 #[derive(Debug, Default)]
 pub struct SlotTimes {
-    /// One more than the number of the place; 0 before the slot is announced.
+    /// One more than the state's number; 0 before the slot is announced.
     stay: AtomicU8,
     pub(crate) planned: AtomicU64,
     pub read: AtomicU64,
@@ -14,7 +14,7 @@ pub struct SlotTimes {
 }
 
 impl SlotTimes {
-    /// Moves the slot to the place of this number, and returns the one before. A slot belongs to
+    /// Moves the slot to the state of this number, and returns the number before. A slot belongs to
     /// one thread at a time.
     pub fn enter(&self, stay: u8) -> Option<u8> {
         let before = self.stay.load(Ordering::Relaxed);

@@ -1,17 +1,17 @@
 //! The group of each sample, such as texts of similar length, and the batch sizes of the groups.
 //! Pure.
 //!
-//! Memory: a byte per sample for its group. Some 1.6 % more, the number of samples of each group
-//! before each block, serves to find the k-th sample of a group.
+//! Memory: a byte per sample for its group. Another 1.6 % counts the samples of each group before
+//! each block, to find the k-th sample of a group.
 
 use super::key::{Draws, Key};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, config};
 use std::fmt;
 use std::sync::Arc;
 
-/// Most groups: their numbers fit a byte.
+/// Maximum number of groups, so that a group's number fits a byte.
 pub const GROUPS_MAX: usize = 256;
-/// Lengths of more bits share a bin with those that have the same leading bits.
+/// Lengths of more bits share a bin if they have the same leading bits.
 const BITS: u32 = 13;
 /// Samples of a block, per group: counts of 4 bytes take 1/64 of the samples' bytes.
 const BLOCK: usize = 256;
@@ -95,8 +95,8 @@ impl Groups {
             _ => {
                 let last = bounds[bounds.len() - 1];
                 let message = format!(
-                    "the sample has length {length}, the last bound of the groups is {last}: \
-                     raise it, or cut the lengths"
+                    "the sample has length {length}, but the last bound of the groups is {last}: \
+                     raise the bound, or cut the lengths"
                 );
                 Err(config(message).with_sample(sample as u64))
             }
@@ -186,8 +186,8 @@ impl Groups {
     /// the field, `most` are the bounds; 0 counts as 1. A group that takes the remainder of a
     /// smaller one has the greatest of the maxima up to its own.
     ///
-    /// Slots have room for the largest batch, so with a [`budget`](Self::budget) for little more
-    /// than the budget.
+    /// Slots have room for the largest batch: with a [`budget`](Self::budget), little more than the
+    /// budget.
     #[must_use]
     pub fn up_to(mut self, field: impl Into<String>, most: &[u64]) -> Self {
         let mut most: Vec<_> = most
@@ -225,7 +225,7 @@ impl Groups {
         let count = self.table.sizes.len();
         match (&self.sizes, &self.bounds) {
             (Sizes::Loader | Sizes::Rows(_), _) if self.multiple != 1 => {
-                Err(config("a multiple of rows is for batches by a budget"))
+                Err(config("a multiple of rows needs batches by a budget"))
             }
             (Sizes::Loader, _) => Ok(vec![global; count].into()),
             (Sizes::Rows(rows), bounds)
@@ -379,7 +379,7 @@ struct Costs {
 }
 
 impl Costs {
-    /// A group of the lengths `begin..end`.
+    /// Cost of one group of the lengths `begin..end`.
     fn of_one(&self, begin: usize, end: usize) -> f64 {
         if end == 0 {
             0.0
@@ -451,7 +451,10 @@ impl fmt::Debug for Table {
 impl Table {
     pub fn new(of: Box<[u8]>, groups: usize) -> Result<Self> {
         if of.len() as u64 > 1 << 32 {
-            let message = format!("{} samples; groups are possible for up to 2^32", of.len());
+            let message = format!(
+                "{} samples; an order of groups takes at most 2^32",
+                of.len()
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
         }
         let block = BLOCK * groups.next_power_of_two();
@@ -479,7 +482,7 @@ impl Table {
         self.of.len() + size_of_val(&*self.before)
     }
 
-    /// The groups of all samples, eight in each.
+    /// The groups of all samples, eight per word.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         self.of.chunks(8).map(|groups| {
             let mut word = [0; 8];

@@ -6,9 +6,9 @@
 //!                                   └─derive(id), label─► Draws: the random numbers of one transform of one sample
 //! ```
 //!
-//! The quality is **statistical, not cryptographic**: for a training run results are independent
-//! and uniform, but the seed can be found from enough of them. The gain is nanoseconds per index,
-//! and a shuffle needs no secret.
+//! The quality is **statistical, not cryptographic**: for a training run, results are independent
+//! and uniform, but the seed can be recovered from enough of them. In return an index takes
+//! nanoseconds, and a shuffle needs no secret.
 
 use std::sync::Arc;
 
@@ -279,7 +279,7 @@ impl Draws {
         Self::of_draw(seed, epoch, id, 0, purpose)
     }
 
-    /// The draws of one purpose for a later draw of the sample in the epoch; 0 is the first.
+    /// Like [`new`](Self::new), for draw number `draw` of the sample in the epoch; the first is 0.
     #[doc(hidden)]
     pub fn of_draw(seed: u64, epoch: u64, id: u64, draw: u64, purpose: &str) -> Self {
         let key = Key::new(seed).derive(epoch).derive(id);

@@ -91,7 +91,7 @@ impl Cores {
         }
     }
 
-    /// The cores, or `None` for the only rank.
+    /// The cores, or `None` if this is the only rank.
     pub fn shared(self) -> Option<Self> {
         (self.ranks > 1).then_some(self)
     }

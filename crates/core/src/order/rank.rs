@@ -91,7 +91,7 @@ impl Rank {
         if self.world.checked_rem(n) != Some(0) {
             let world = self.world;
             return Err(bad(format!(
-                "groups of {n} ranks that share data: a world of {world} ranks has no such groups"
+                "a world of {world} ranks cannot be split into groups of {n} ranks that share data"
             )));
         }
         Ok(Self {
@@ -332,7 +332,8 @@ const RANKS_ALONE: [&str; 6] = [
 /// `SLURM_STEP_ID=4294967290`.
 const SLURM_STEP_MAX: u32 = 0xffff_fff0;
 
-/// A variable of this process. One that is not Unicode becomes text that is not a number.
+/// A variable of this process. A value that is not Unicode becomes text that does not parse as a
+/// number.
 pub(super) fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
@@ -565,7 +566,7 @@ fn local(env: Env<'_>) -> Result<Option<u32>> {
     }
 }
 
-/// Refuses a batch script of several tasks: as rank 0 it would see a part of the data.
+/// Refuses a batch script of several tasks: as rank 0 it would read only a part of the data.
 fn refuse_without_srun(env: Env<'_>) -> Result<()> {
     let names = ["SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"];
     let Some(name) = names
@@ -711,7 +712,7 @@ mod tests {
         for n in [0, 3, 5, 16, u32::MAX] {
             let error = of(3, 8, n).unwrap_err();
             let words = format!(
-                "groups of {n} ranks that share data: a world of 8 ranks has no such groups"
+                "a world of 8 ranks cannot be split into groups of {n} ranks that share data"
             );
             assert_eq!(
                 (error.kind(), error.message()),

@@ -47,7 +47,7 @@ pub trait Sampler: Send + Sync + 'static {
     /// default, `None`, is for all others.
     ///
     /// A run then resumes if [`Progress::past`] is the same, regardless of the
-    /// [`identity`](Self::identity). Not asked for a sampler that is shuffled.
+    /// [`identity`](Self::identity). Not called for a sampler that is shuffled.
     fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
         let _ = (epoch, position);
         None

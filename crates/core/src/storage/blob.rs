@@ -86,8 +86,8 @@ impl Blob {
 
     /// Opens the regular file `name` beneath `root`; `name` came from a file.
     ///
-    /// Errors: as [`open`](Self::open), and [`ErrorKind::NotAFile`] for a name that leads out of
-    /// the root.
+    /// Errors: those of [`open`](Self::open), and [`ErrorKind::NotAFile`] for a name that leads out
+    /// of the root.
     #[doc(hidden)]
     pub fn open_beneath(root: &Path, name: &str) -> Result<Self> {
         if is_url(root) {
@@ -113,7 +113,7 @@ impl Blob {
     /// Opens a source in the version that was indexed. A source whose name came from a file is
     /// opened beneath its folder.
     ///
-    /// Errors: as [`open_beneath`](Self::open_beneath); [`ErrorKind::Changed`].
+    /// Errors: those of [`open_beneath`](Self::open_beneath); [`ErrorKind::Changed`].
     #[doc(hidden)]
     pub fn of_source(sources: &Sources, id: SourceId) -> Result<Self> {
         let len = sources.len_of(id);
@@ -151,9 +151,9 @@ impl Blob {
         }
     }
 
-    /// Walks many ways through an object at the same time: reads the next range of each way, and
-    /// calls `step` with its bytes until it returns `false`. A way ends if it cannot be read. Files
-    /// and memory are not walked.
+    /// Makes several walks through an object at the same time: reads the next range of each
+    /// [`Way`], and calls `step` with its bytes until `step` returns `false`. A walk ends if a read
+    /// fails. Files and memory are not walked.
     pub(crate) fn walk<W: Way>(
         &self,
         ways: Vec<W>,
@@ -274,8 +274,8 @@ impl Blob {
         self.read_as(Stage::Index, what, offset, out)
     }
 
-    /// Reads `len` bytes from `offset`. The caller has compared `len` with a limit. Errors: as
-    /// [`fill`](Self::fill).
+    /// Reads `len` bytes from `offset`. The caller has compared `len` with a limit. Errors: those
+    /// of [`fill`](Self::fill).
     #[doc(hidden)]
     pub fn read(&self, offset: u64, len: u64, what: &str) -> Result<Vec<u8>> {
         self.has(offset, len, what)?;
@@ -284,7 +284,7 @@ impl Blob {
         Ok(out)
     }
 
-    /// Reads `N` bytes from `offset`. Errors: as [`fill`](Self::fill).
+    /// Reads `N` bytes from `offset`. Errors: those of [`fill`](Self::fill).
     #[doc(hidden)]
     pub fn array<const N: usize>(&self, offset: u64, what: &str) -> Result<[u8; N]> {
         let mut out = [0; N];
@@ -303,7 +303,7 @@ impl Blob {
         Err(self.error(ErrorKind::Truncated, message, offset, len))
     }
 
-    /// Drops what is remembered of an object whose content is wrong. The next open finds a
+    /// Drops the cached metadata of an object whose content is wrong, so that the next open finds a
     /// corrected object.
     #[doc(hidden)]
     pub fn forget(&self) {

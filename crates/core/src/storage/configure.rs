@@ -13,8 +13,8 @@ use crate::storage::remote;
 /// again (default 10). Reads of a loader wait at most a twelfth of its stall deadline, so that all
 /// tries fit.
 ///
-/// Errors: [`ErrorKind::Config`](feedline_base::error::ErrorKind) for an unknown option, a missing one, or a build
-/// without the feature `remote`. No message shows a value.
+/// Errors: [`ErrorKind::Config`](feedline_base::error::ErrorKind) for an unknown option, a missing
+/// one, or a build without the feature `remote`. Messages never show a value.
 ///
 /// ```
 /// # #[cfg(feature = "remote")]

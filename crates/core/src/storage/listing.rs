@@ -304,7 +304,7 @@ fn is_folder(path: &Path, kind: FileKind) -> bool {
     kind == FileKind::Folder || (kind == FileKind::Link && path.is_dir())
 }
 
-/// What was left out of a folder, as the end of a description.
+/// The entries that were left out of a folder, for the end of a description.
 pub fn others(left_out: &BTreeMap<String, u64>) -> String {
     if left_out.is_empty() {
         return String::new();
@@ -333,7 +333,7 @@ pub fn ending_of(name: &OsStr) -> String {
 /// contains the link, whose listing would never end.
 pub fn follow(link: &Path, root: &Path) -> Result<FileKind> {
     let target = real_path(link).map_err(|source| {
-        Error::os(Stage::Index, "a link without a target", source).with_path(link)
+        Error::os(Stage::Index, "a symbolic link without a target", source).with_path(link)
     })?;
     let kind = look(&target)?.kind;
     if kind == FileKind::Folder
@@ -389,7 +389,7 @@ pub fn names_in(dir: &Path) -> Result<Vec<(OsString, FileKind)>> {
     Ok(names)
 }
 
-/// As [`names_in`], one name at a time. The names in a bucket are collected first.
+/// Like [`names_in`], one name at a time. The names in a bucket are collected first.
 pub fn each_name(dir: &Path, mut each: impl FnMut(OsString, FileKind) -> Result<()>) -> Result<()> {
     if is_url(dir) {
         return remote::children(dir)?

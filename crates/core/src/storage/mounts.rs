@@ -38,7 +38,7 @@ const fn mount(name: &'static str, keeps_inodes: bool, direct: bool) -> Mount {
 
 const FUSE: u32 = 0x6573_5546;
 
-/// `f_type` of `statfs`, and what it means.
+/// `f_type` of `statfs`, and its file system.
 const KINDS: &[(u32, Mount)] = &[
     (0x6969, mount("NFS", true, false)),
     (0x517b, mount("SMB", false, false)),
@@ -80,7 +80,7 @@ pub struct Mounts {
     also: Option<PathBuf>,
 }
 
-/// The mount that stands for such a folder.
+/// The mount of a test's folder.
 static TEST: Mount = mount("a test's mount", true, false);
 
 /// A folder on a mount.
@@ -121,7 +121,7 @@ impl Mounts {
             .or_insert_with(|| by_magic(rustix::fs::statfs(path).ok()?.f_type as u32, device))
     }
 
-    /// The folders of `sources` on mounts, by their first files; of at most `dirs_max` folders.
+    /// The folders of `sources` on mounts, by their first files. Checks at most `dirs_max` folders.
     pub fn slow_folders(&self, sources: &Sources, dirs_max: usize) -> Vec<Slow> {
         sources
             .first_of_dirs(dirs_max)

@@ -1,11 +1,11 @@
 //! Opens data files. An opened file is the regular file that was indexed; anything else is an error
-//! that says what it is.
+//! that names what was found.
 //!
 //! All opens of data files go through [`check_indexed`], which compares:
 //!
 //! * the length, and the time of the last write;
 //! * the inode, except where file systems invent the number anew (FUSE, SMB, FAT, some overlays);
-//! * not a time that changes by itself: some FUSE programs return the time of the query.
+//! * but no time that changes by itself: some FUSE programs return the time of the query.
 //!
 //! A name that came from a file is opened beneath its folder (`resolve_beneath`).
 
@@ -30,7 +30,7 @@ pub const OPEN_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY);
 
-/// Opens the file of a source, which must be the indexed one. Errors: as of `Files::get`.
+/// Opens the file of a source, which must be the indexed one. Errors: those of `Files::get`.
 pub fn open_indexed(sources: &Sources, id: SourceId) -> Result<OwnedFd> {
     let opened = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno))?;
     check_indexed(sources, id, &opened, None).map_err(|error| error.with_path(sources.path(id)))?;
@@ -78,8 +78,7 @@ pub fn same_length(stat: &Stat, indexed: u64) -> Result<()> {
 
 fn changed(message: String) -> Error {
     let message = format!(
-        "the file was written or replaced: {message}; open the dataset anew, or put \
-         the old file back"
+        "the file was written or replaced: {message}; reopen the dataset, or restore the old file"
     );
     Error::new(ErrorKind::Changed, Stage::Open, message)
 }
@@ -102,7 +101,7 @@ pub fn check_indexed(
     match indexed {
         Some(then) if then != now && !may_be_same(fd, &stat, then.modified == now.modified) => {
             Err(changed(match then.modified == now.modified {
-                true => format!("another file with the same time of its last write, {now}"),
+                true => format!("another file with the same modification time, {now}"),
                 false => format!("last written at {now} now, at {then} when it was indexed"),
             }))
         }
@@ -148,7 +147,7 @@ pub fn with_cstr<T>(
 }
 
 const OUTSIDE: &str = "the name comes from a file of the dataset, but a symbolic link on its path \
-     leads out of the dataset's root: put the file itself there";
+     leads out of the dataset's root: replace the link with the file";
 
 /// The error of a file that could not be opened.
 pub fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error {

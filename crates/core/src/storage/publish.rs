@@ -79,7 +79,7 @@ impl Pending {
     }
 
     /// Gives the file its final name; with `sync`, after its bytes are on the device. An existing
-    /// file of that name is replaced, unless `stays`.
+    /// file of that name is replaced, unless `stays` returns true.
     pub(crate) fn commit_unless(
         mut self,
         sync: bool,
@@ -179,7 +179,7 @@ fn equal(one: &Path, other: &Path) -> io::Result<bool> {
             return Ok(true);
         }
         match other.read_exact(&mut there[..read]) {
-            // It became shorter meanwhile.
+            // The other file became shorter meanwhile.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
             done => done?,
         }

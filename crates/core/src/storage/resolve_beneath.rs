@@ -5,11 +5,11 @@
 //!                                                └── without openat2: one component at a time, no link at all
 //! ```
 //!
-//! A name from the user or from a folder listing may be a link to any place of the user's data. A
-//! name in an index or a manifest is data. [`is_plain`] refuses it if it is absolute, or has `..`,
-//! `.`, an empty component or a NUL. The kernel refuses it if a link on its path leads out of the
-//! root (`EXDEV`), or is a magic link of `/proc` (`ELOOP`). An absolute link counts as leading out,
-//! wherever it ends.
+//! A name from the user or from a folder listing may be a link to anywhere. A name in an index or a
+//! manifest is untrusted. [`is_plain`] refuses it if it is absolute, or has `..`, `.`, an empty
+//! component or a NUL. The kernel refuses it if a link on its path leads out of the root (`EXDEV`),
+//! or is a magic link of `/proc` (`ELOOP`). An absolute link counts as leading out, wherever it
+//! ends.
 //!
 //! Limits: before Linux 5.6, and under filters that refuse `openat2`, links within the root are
 //! refused as well. The root is opened anew each time, so that a remounted file system is found
@@ -62,7 +62,7 @@ pub(crate) fn open(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<O
     Err(Errno::AGAIN)
 }
 
-/// As [`open`] with `openat` only: one component after the other, links refused.
+/// Like [`open`] with `openat` only: one component after the other, links refused.
 fn walk(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut here: Option<OwnedFd> = None;
@@ -98,7 +98,7 @@ fn refused(at: BorrowedFd<'_>, part: &[u8], errno: Errno) -> Errno {
     }
 }
 
-/// As [`open`], without I/O: `EAGAIN` if I/O would be needed.
+/// Like [`open`], without I/O: `EAGAIN` if I/O would be needed.
 pub fn open_cached(root: &Path, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let path = if root.as_os_str().is_empty() {

@@ -1,4 +1,4 @@
-//! The user's settings of readers, and what an order tells them.
+//! The user's settings of readers, and the locality of an order.
 
 /// The choice of reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

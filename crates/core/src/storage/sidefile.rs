@@ -11,8 +11,8 @@
 //!
 //! A file of up to 16 MiB, or an object in a store, is read whole when it is opened. A larger file
 //! is read in place, a page at a time by `pread`: it takes no memory, and processes share the page
-//! cache. A page is checked each time it is read. A truncated file is an error, never a signal,
-//! which a map would raise.
+//! cache. A page is checked each time it is read. A truncated file is an error; a memory map would
+//! raise SIGBUS instead.
 //!
 //! Invariants: a file appears whole, by a rename. A file that is not checked when it is opened is
 //! synced before the rename. A file that others read in place is not replaced by an equal one. No
@@ -80,8 +80,8 @@ pub enum SideFound {
 }
 
 /// The message for [`SideFound::Newer`].
-pub const NEWER: &str = "a file of a newer version of feedline, or of a machine of the other byte \
-     order; it is not overwritten: name another file, or update feedline";
+pub const NEWER: &str = "a file of a newer version of feedline, or of a machine with the other \
+     byte order; it is not overwritten: name another file, or update feedline";
 
 /// An open side file.
 pub struct Sidefile {
@@ -145,7 +145,7 @@ impl Sidefile {
         Self::of_limited(blob, kind, HELD_MAX)
     }
 
-    /// As `of`, with at most `held_max` bytes in memory.
+    /// Like `of`, with at most `held_max` bytes in memory.
     fn of_limited(blob: Blob, kind: SideKind, held_max: u64) -> Result<SideFound> {
         if blob.len() == 0 {
             return Ok(SideFound::Nothing);
@@ -252,8 +252,8 @@ impl Sidefile {
     /// `len` bytes of a section: borrowed from memory, or read into `buffer`. The caller has
     /// compared `len` with a limit.
     ///
-    /// Errors: of reading; [`ErrorKind::Decode`] for a damaged page, and for a range outside the
-    /// section.
+    /// Errors: those of reading; [`ErrorKind::Decode`] for a damaged page, and for a range outside
+    /// the section.
     pub fn read<'a>(
         &'a self,
         section: usize,
@@ -267,15 +267,15 @@ impl Sidefile {
         })
     }
 
-    /// The value at `offset` of a section. Errors: as [`read`](Self::read).
+    /// The value at `offset` of a section. Errors: those of [`read`](Self::read).
     pub fn value<T: bytemuck::Pod>(&self, section: usize, offset: u64) -> Result<T> {
         let mut out = T::zeroed();
         self.fill(section, offset, bytemuck::bytes_of_mut(&mut out))?;
         Ok(out)
     }
 
-    /// As [`read`](Self::read); `room` returns a buffer of `len` bytes, called only for a file that
-    /// is read in place.
+    /// Like [`read`](Self::read); `room` returns a buffer of `len` bytes, called only for a file
+    /// that is read in place.
     pub(crate) fn bytes<'a>(
         &'a self,
         section: usize,
@@ -292,14 +292,14 @@ impl Sidefile {
         Ok(room)
     }
 
-    /// Fills `out` with the bytes of a section that start at `offset`. Errors: as
+    /// Fills `out` with the bytes of a section that start at `offset`. Errors: those of
     /// [`read`](Self::read).
     pub fn fill(&self, section: usize, offset: u64, out: &mut [u8]) -> Result<()> {
         self.pages.copy(self.at(section, offset, out.len())?, out)
     }
 
-    /// Entry `number` of a section. The section `ends` holds the end of each entry. Errors: as
-    /// [`read`](Self::read); an entry of more than `most` bytes.
+    /// Entry `number` of a section. The section `ends` holds the end of each entry. Errors: those
+    /// of [`read`](Self::read); an entry of more than `most` bytes.
     pub fn entry<'a>(
         &'a self,
         section: usize,
@@ -411,7 +411,7 @@ fn damaged() -> Error {
 #[cold]
 fn wrong(blob: &Blob, number: u64) -> Error {
     blob.wrong(
-        "the side file is damaged: a page has another CRC32C",
+        "the side file is damaged: a page does not match its CRC32C",
         number * PAGE,
         PAGE,
     )
@@ -436,7 +436,7 @@ impl SideWriter {
     pub fn create(target: &Path, kind: SideKind) -> io::Result<Self> {
         if is_url(target) {
             return Err(io::Error::other(
-                "nothing is written to a store; make it on a local disk, and upload it",
+                "nothing is written to a store; make the file on a local disk, and upload it",
             ));
         }
         if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -446,7 +446,7 @@ impl SideWriter {
             Ok(SideFound::Newer) => return Err(io::Error::other(NEWER)),
             Ok(SideFound::Foreign) => {
                 return Err(io::Error::other(
-                    "another file is here; it is not overwritten",
+                    "the path holds another kind of file, which is not overwritten",
                 ));
             }
             _ => {}

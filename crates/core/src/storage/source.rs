@@ -56,7 +56,7 @@ pub trait CachedFiles: Send + Sync {
     fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool;
 }
 
-/// The sources of a dataset: Each takes 32 bytes plus its file name; a folder's path is stored once
+/// The sources of a dataset. Each takes 32 bytes plus its file name; a folder's path is stored once
 /// for all of its files.
 #[derive(Clone, Default)]
 pub struct Sources {
@@ -139,7 +139,7 @@ impl Sources {
     /// a manifest. Such a name never leads out of the folder: it is opened beneath it (`openat2`,
     /// `RESOLVE_BENEATH`). A symbolic link in its path that leaves the folder, or is absolute, is
     /// an error ([`ErrorKind::NotAFile`]). The folder's own path is the user's, and may be a link.
-    /// Files of [`Self::dir`] and [`Self::file`] may be anywhere that links lead to.
+    /// Links of [`Self::dir`] and [`Self::file`] may lead anywhere.
     pub fn root(&mut self, path: impl Into<PathBuf>) -> DirId {
         let dir = self.dir(path);
         self.roots.push(dir.0);
@@ -147,7 +147,7 @@ impl Sources {
     }
 
     /// Adds the file `name` of a folder with its length in bytes. It is an error if the file has
-    /// another length when it is opened, or is not the file of the reader's first open
+    /// another length when it is opened, or is not the file that the reader opened first
     /// ([`ErrorKind::Changed`]).
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes;
@@ -173,7 +173,7 @@ impl Sources {
         }
     }
 
-    /// As [`Self::file_in`], for a file with this stamp.
+    /// Like [`Self::file_in`], for a file with this stamp.
     #[doc(hidden)]
     pub fn found_in(
         &mut self,
@@ -205,8 +205,9 @@ impl Sources {
     /// Adds a file by its path and length, or an object by its URL and length. The object is looked
     /// up once, and all reads request that version.
     ///
-    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name; for
-    /// an object [`ErrorKind::Changed`] if it has another length, and errors of the store.
+    /// Errors: those of [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file
+    /// name; for an object [`ErrorKind::Changed`] if it has another length, and errors of the
+    /// store.
     pub fn file(&mut self, path: impl AsRef<Path>, len: u64) -> Result<SourceId> {
         let path = path.as_ref();
         if !is_url(path) {
@@ -225,7 +226,7 @@ impl Sources {
 
     /// Adds the file or object at a path or URL, with its current length and version.
     ///
-    /// Errors: as [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
+    /// Errors: those of [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
     pub fn look_up(&mut self, path: impl AsRef<Path>) -> Result<SourceId> {
         let path = path.as_ref();
         self.add(path, &super::listing::regular(path)?)
@@ -233,7 +234,8 @@ impl Sources {
 
     /// Adds a file or object with the length and version in `meta`.
     ///
-    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.
+    /// Errors: those of [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file
+    /// name.
     #[doc(hidden)]
     pub fn add(&mut self, path: &Path, meta: &Meta) -> Result<SourceId> {
         let id = self.add_named(path, meta.len)?;
@@ -277,7 +279,7 @@ impl Sources {
     /// Appends all sources of `other`. Source *k* of `other` becomes source *k* plus the returned
     /// number.
     ///
-    /// Errors: as [`Self::file_in`].
+    /// Errors: those of [`Self::file_in`].
     #[doc(hidden)]
     pub fn append(&mut self, other: &Sources) -> Result<usize> {
         let base = self.entries.len();

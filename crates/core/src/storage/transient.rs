@@ -22,8 +22,8 @@ pub fn exhausted(error: &Error) -> bool {
     )
 }
 
-/// Whether a store failed, and not only one of its objects. Errors of an object itself are that it
-/// is gone, or has changed.
+/// Whether a store failed, and not only one of its objects. An object's own errors are that it is
+/// gone, or has changed.
 pub fn out_of_reach(error: &Error) -> bool {
     let of_store = matches!(error.kind(), ErrorKind::Io | ErrorKind::Permission);
     of_store && error.site().path.as_deref().is_some_and(is_url)

@@ -4,8 +4,8 @@
 //! free buffer ──copy (its "released" events first)──► OnDevice (in a Batch) ──drop (records "released")──► free buffer
 //! slot        ──copy──► in flight until its copies are done (flight.rs) ──► free slot
 //!                │
-//! copy stream    ├──► what is delivered as it is ──────────────► buffer
-//!                └──► what operations convert ──► staging area        ▲
+//! copy stream    ├──► fields delivered unchanged ──────────────► buffer
+//!                └──► fields to be converted ───► staging area        ▲
 //! made stream                                         └─ operations ──┘   beside the next copy, into the other area
 //! ```
 //!

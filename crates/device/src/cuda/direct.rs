@@ -65,13 +65,13 @@ impl DirectReader {
                 format!("{called}: {mode}{}", direct.elsewhere())
             }
             Mode::Unknown if required => {
-                format!("{called}, which does not count the route of bytes")
+                format!("{called}, which does not report the route of bytes")
             }
-            Mode::Unknown => return Err("cuFile does not count the route of bytes".into()),
+            Mode::Unknown => return Err("cuFile does not report the route of bytes".into()),
             mode if any_route => format!("{called}: {mode}"),
             mode => {
                 return Err(format!(
-                    "cuFile would take these bytes through host memory ({mode})"
+                    "cuFile would pass these bytes through host memory ({mode})"
                 ));
             }
         };
@@ -118,7 +118,7 @@ impl DirectReader {
         let read = read.map_err(|failure| failure.to_string())?;
         let least = offset.saturating_add(len) - from;
         if (read as u64) < least.min(TRIAL as u64) {
-            return Err(format!("cuFileRead brought {read} of {least} bytes"));
+            return Err(format!("cuFileRead read {read} of {least} bytes"));
         }
         Ok(())
     }

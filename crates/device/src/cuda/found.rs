@@ -55,7 +55,7 @@ const HINTS: [(i32, &str); 11] = [
     ),
     (
         46,
-        "another process has the GPU for itself, or its compute mode forbids work; \
+        "another process uses the GPU exclusively, or its compute mode forbids work; \
          see nvidia-smi -q -d COMPUTE",
     ),
     (
@@ -64,8 +64,8 @@ const HINTS: [(i32, &str); 11] = [
     ),
     (
         221,
-        "the driver compiles the kernels for this GPU by libnvidia-ptxjitcompiler, \
-         install that of its release",
+        "the driver compiles the kernels for this GPU with libnvidia-ptxjitcompiler; \
+         install the one of its release",
     ),
     (
         222,
@@ -73,7 +73,7 @@ const HINTS: [(i32, &str); 11] = [
     ),
     (
         223,
-        "the driver compiles the kernels for this GPU, unset CUDA_DISABLE_JIT and \
+        "the driver must compile the kernels for this GPU; unset CUDA_DISABLE_JIT and \
          CUDA_DISABLE_PTX_JIT",
     ),
     (
@@ -130,15 +130,15 @@ mod tests {
         for (code, words) in [
             (3, "(3)"),
             (34, "(34): this libcuda is the stub for linking"),
-            (46, "(46): another process has the GPU for itself"),
+            (46, "(46): another process uses the GPU exclusively"),
             (
                 209,
                 "(209): the kernels run on GPUs of compute capability 7.0",
             ),
             (
                 221,
-                "(221): the driver compiles the kernels for this GPU by \
-                 libnvidia-ptxjitcompiler, install",
+                "(221): the driver compiles the kernels for this GPU with \
+                 libnvidia-ptxjitcompiler; install",
             ),
             (
                 222,
@@ -146,7 +146,7 @@ mod tests {
             ),
             (
                 223,
-                "(223): the driver compiles the kernels for this GPU, unset CUDA_DISABLE_JIT",
+                "(223): the driver must compile the kernels for this GPU; unset CUDA_DISABLE_JIT",
             ),
             (
                 802,

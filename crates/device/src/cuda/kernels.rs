@@ -41,8 +41,8 @@ const GATHER: &CStr = c"feedline_gather";
 const THREADS: u32 = 256;
 /// Maximum blocks of [`FINISH_2`] and [`FINISH_4`]. Each block loads the table, 1 to 4 KiB, so it
 /// should convert many pixels. With 256 pictures of 224 x 224, a block converts 7168 pixels, and
-/// the table is 2 to 3 % of its traffic. The largest GPUs run 800 to 1200 blocks at once, so each
-/// place gets about two blocks, and no place is idle for long at the end.
+/// the table is 2 to 3 % of its traffic. The largest GPUs run 800 to 1200 blocks at once, so
+/// about two waves run, and the GPU is not underused for long at the end.
 const BLOCKS: usize = 2048;
 /// Maximum blocks of a grid in y.
 const GRID_Y_MAX: u32 = 65_535;

@@ -102,8 +102,8 @@ pub(super) struct Chosen {
 enum ColumnHow {
     /// No conversion.
     AsIs,
-    /// An array with its dtype or shape before the values. They are compared with the field, then
-    /// removed.
+    /// An array that stores its shape, and perhaps its dtype, before the values. Both are compared
+    /// with the field, then removed.
     Headed {
         typed: bool,
         dtype: DType,
@@ -166,10 +166,10 @@ impl Chosen {
             ) => Some(Field::up_to(&column.name, *dtype, max)),
             (Meaning::Array { shape: None, dtype }, _) if raw.is_none() => {
                 let max = dtype.map_or_else(String::new, |_| {
-                    format!("their most elements by {}, or ", Setting::UpTo)
+                    format!("their maximum number of elements by {}, or ", Setting::UpTo)
                 });
                 return bad(format!(
-                    "its arrays may have any shape: give {max}type and shape by {}",
+                    "its arrays may have any shape: give {max}dtype and shape by {}",
                     Setting::Raw
                 ));
             }
@@ -192,7 +192,7 @@ impl Chosen {
                 .is_some_and(|bytes| field.is_up_to() || u64::from(bytes) != size)
             {
                 let has = bytes_or_any(column.size.map(u64::from));
-                return bad(format!("its values have {has}, the field {size}"));
+                return bad(format!("its values have {has}, the field has {size}"));
             }
             let how = match meaning {
                 Meaning::Array { dtype, shape: None } => ColumnHow::Headed {
@@ -416,7 +416,7 @@ impl Meaning {
             "str_float" => Self::Float,
             "pkl" => {
                 return Err(
-                    "pickles (encoding `pkl`) are programs and never read: store another encoding"
+                    "pickles (encoding `pkl`) can run code and are never read: use another encoding"
                         .to_string(),
                 );
             }

@@ -44,7 +44,7 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
     let list = root
         .get("shards")
         .and_then(Value::as_array)
-        .ok_or_else(|| bad("`shards` is no list".into()))?;
+        .ok_or_else(|| bad("`shards` is not a list".into()))?;
     let mut columns = None;
     let mut shards = Vec::with_capacity(list.len());
     for (index, value) in list.iter().enumerate() {
@@ -52,7 +52,7 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
         shards.push(shard(value).map_err(named)?);
         let own = columns_of(value).map_err(named)?;
         if columns.get_or_insert_with(|| own.clone()) != &own {
-            return Err(named("other columns than shard 0".into()));
+            return Err(named("its columns differ from those of shard 0".into()));
         }
     }
     let names = shards.iter().flat_map(|shard| {
@@ -61,7 +61,7 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
     });
     if let Some(name) = twice(names) {
         return Err(bad(format!(
-            "two shards are the file {:?}: its samples would come twice",
+            "two shards name the file {:?}: its samples would be delivered twice",
             clipped(name)
         )));
     }
@@ -128,11 +128,9 @@ fn shard(value: &Value) -> Result<ShardInfo, String> {
     ) {
         (None, None) => None,
         (Some(zip), Some(compression)) => Some((zip, compression)),
-        (Some(_), None) => return Err("a compressed file, but no compression".to_string()),
+        (Some(_), None) => return Err("`zip_data` without `compression`".to_string()),
         (None, Some(compression)) => {
-            return Err(format!(
-                "compression `{compression}`, but no compressed file"
-            ));
+            return Err(format!("compression `{compression}` without `zip_data`"));
         }
     };
     check_name(&raw)?;

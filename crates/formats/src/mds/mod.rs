@@ -258,7 +258,7 @@ impl MdsBuilder {
         for (index, column) in wanted.iter().enumerate() {
             if wanted[..index].contains(column) {
                 return Err(bad(format!(
-                    "column `{}` is asked for twice",
+                    "column `{}` is selected twice",
                     all[*column].name
                 )));
             }
@@ -273,7 +273,7 @@ impl MdsBuilder {
         for field in &self.raw {
             if !wanted.contains(&at(field.name())?) {
                 return Err(bad(format!(
-                    "column `{}` is not among those asked for",
+                    "column `{}` is not one of the selected columns",
                     field.name()
                 )));
             }
@@ -371,7 +371,10 @@ impl ShardHome<'_> {
         };
         let expected = file.bytes;
         let Some(meta) = self.look(&file.name)? else {
-            return wrong(ErrorKind::NotFound, "a shard of the index".to_string());
+            return wrong(
+                ErrorKind::NotFound,
+                "a shard that the index lists".to_string(),
+            );
         };
         match meta.len {
             len if len < expected => wrong(
@@ -466,10 +469,10 @@ fn offsets_of(
         || first > bytes
         || end != bytes
     {
-        return Err(
-            wrong(format!("samples from {first} to {end} of {bytes} bytes"))
-                .with_range(4, table - 4),
-        );
+        return Err(wrong(format!(
+            "samples cannot lie at bytes {first} to {end} of {bytes}"
+        ))
+        .with_range(4, table - 4));
     }
     for (index, pair) in offsets.windows(2).enumerate() {
         let fits = pair[1]
@@ -477,7 +480,7 @@ fn offsets_of(
             .is_some_and(|bytes| columns.may_have(u64::from(bytes)));
         if !fits {
             let message = format!(
-                "sample {index} of the shard lies from {} to {}",
+                "sample {index} of the shard cannot lie at bytes {} to {}",
                 pair[0], pair[1]
             );
             return Err(wrong(message).with_range(4 + 4 * index as u64, 8));
@@ -492,7 +495,7 @@ fn offsets_of(
             own.and_then(|own| index::columns_of(&own))
                 .and_then(|own| match own == columns.all {
                     true => Ok(()),
-                    false => Err("other columns than the index".to_string()),
+                    false => Err("its columns differ from the index".to_string()),
                 });
         same.map_err(|message| {
             wrong(format!("the shard's own description: {message}")).with_range(table, len)
@@ -650,7 +653,7 @@ impl Mds {
             return Err(Error::new(
                 ErrorKind::User,
                 Stage::Decode,
-                format!("a chunk is one piece, the reader gave {}", pieces.len()),
+                format!("a chunk is one piece, the reader returned {}", pieces.len()),
             ));
         };
         let room = out.room(bytes)?;
@@ -743,7 +746,7 @@ impl Dataset for Mds {
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         if self.chunks {
-            let message = "the samples of compressed shards come in chunks";
+            let message = "samples of compressed shards are read in chunks";
             return Err(Error::new(ErrorKind::User, Stage::Read, message));
         }
         let extent = self.extent(sample);

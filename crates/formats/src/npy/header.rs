@@ -5,10 +5,10 @@
 //! \x93NUMPY | major minor | length (u16, from version 2 on u32) | {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n
 //! ```
 //!
-//! Limits: headers up to 64 KiB, 64 dimensions. Legal but refused, each by name: objects (they are
-//! pickles), big-endian numbers, structured types, strings, dates, complex numbers, Fortran order
-//! of more than one dimension. Invariants: no byte of the header is skipped, and shape × dtype is
-//! exactly the length of the data after it.
+//! Limits: headers up to 64 KiB, 64 dimensions. Legal but refused, with an error that names the
+//! cause: objects (pickles), big-endian numbers, structured types, strings, dates, complex numbers,
+//! Fortran order of more than one dimension. Invariants: no byte of the header is skipped, and
+//! shape × dtype is exactly the length of the data after it.
 
 use crate::arrays::Array;
 use crate::{foreign, number};
@@ -16,7 +16,7 @@ use feedline_base::error::{ErrorKind, Result};
 use feedline_core::storage::Blob;
 use feedline_core::tensor::DType;
 
-/// Maximum bytes of a header. Headers of plain arrays have about a hundred.
+/// Maximum bytes of a header. Typical headers have about 100.
 const HEADER_MAX: u64 = 1 << 16;
 /// Maximum dimensions, as in numpy 2.
 const DIMS_MAX: usize = 64;
@@ -180,7 +180,7 @@ fn dtype_of(descr: &str) -> Result<DType, String> {
     match order {
         b'|' if dtype.size() > 1 => Err(format!("the dtype `{descr}` says no byte order")),
         b'<' | b'>' if order != native && dtype.size() > 1 => Err(format!(
-            "`{descr}` has the other byte order: write it in the order of this machine"
+            "`{descr}` is not in native byte order: write it in this machine's byte order"
         )),
         _ => Ok(dtype),
     }
@@ -428,7 +428,7 @@ mod tests {
         };
         let cases = [
             (with("'|O'", "(1,)"), "pickle"),
-            (with("'>f4'", "(1,)"), "other byte order"),
+            (with("'>f4'", "(1,)"), "not in native byte order"),
             (with("'|f4'", "(1,)"), "no byte order"),
             (with("[('a', '<f4')]", "(1,)"), "structured"),
             (with("'<U3'", "(1,)"), "`<U3`"),

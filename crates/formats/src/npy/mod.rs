@@ -5,10 +5,10 @@
 //! ```
 //!
 //! Supported: C order, versions 1 to 3, bool, integers and floats in the machine's byte order.
-//! Refused, by name: pickles (arrays of objects), the other byte order, Fortran order of more than
-//! one dimension, structured and text dtypes. A file must be exactly as long as its header says, so
-//! a cut file and several arrays in one file are errors. `.npy` has no checksum for the data: a
-//! flipped bit in it goes unnoticed.
+//! Refused, with an error that names the cause: pickles (arrays of objects), non-native byte order,
+//! Fortran order of more than one dimension, structured and text dtypes. A file must be exactly as
+//! long as its header says, so a cut file and several arrays in one file are errors. `.npy` has no
+//! checksum for the data: a flipped bit in it goes unnoticed.
 
 /// Setters for fields and rows that both builders share.
 macro_rules! rule_setters {
@@ -63,9 +63,9 @@ const UNIFORM_LOOKS: usize = 64;
 
 /// Dataset of `.npy` files: each file is a sample, or each row of the first axis.
 ///
-/// Supported: C order, bool, integers and floats in the machine's byte order. Refused, by name:
-/// pickles (arrays of objects), the other byte order, Fortran order of more than one dimension,
-/// structured and text dtypes.
+/// Supported: C order, bool, integers and floats in the machine's byte order. Refused, with an
+/// error that names the cause: pickles (arrays of objects), non-native byte order, Fortran order of
+/// more than one dimension, structured and text dtypes.
 ///
 /// ```no_run
 /// # use feedline_formats::Npy;
@@ -166,9 +166,9 @@ impl NpyBuilder {
     rule_setters!();
 
     /// Declares that all files of a field have the same header: only the headers of 64 evenly
-    /// spread files are read, and the lengths of all. This opens many files faster, but misses a
-    /// file of the same length with another header (a reshaped array, another dtype of the same
-    /// size). Default: every header is read and checked.
+    /// spread files are read, and the lengths of all files. This opens many files faster, but
+    /// misses a file of the same length with another header (a reshaped array, another dtype of the
+    /// same size). Default: every header is read and checked.
     #[must_use]
     pub fn uniform(mut self, uniform: bool) -> Self {
         self.uniform = uniform;
@@ -254,7 +254,8 @@ impl NpyBuilder {
                     let len = meta.len;
                     let first = first.as_ref().map_or(0, |(first, _)| first.len);
                     let message = format!(
-                        "the file has {len} bytes, the first of files said to be uniform {first}"
+                        "the file has {len} bytes, the first file {first}: files declared uniform \
+                         have one length"
                     );
                     return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path));
                 }
@@ -271,12 +272,12 @@ pub(crate) fn parse(input: &Blob) -> Result<()> {
     header::read(input, 0, input.len()).map(drop)
 }
 
-/// Checks that `files` and `first` belong together pair by pair: all pairs of names differ in the
-/// same words.
+/// Checks that the files in `first` and `files` form pairs: the two names of each pair differ in
+/// the same text.
 fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
     if first.len() != files.len() {
         let message = format!(
-            "{} files for the field `{name}`, {} for the first",
+            "{} files for the field `{name}`, {} for the first field",
             files.len(),
             first.len()
         );
@@ -290,7 +291,7 @@ fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
         );
         if *words.get_or_insert(found) != found {
             let message = format!(
-                "`{name}`: by its name this file does not belong to {}",
+                "`{name}`: this file's name does not pair with {}",
                 a.display()
             );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(b));

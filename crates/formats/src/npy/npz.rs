@@ -1,9 +1,9 @@
 //! `.npz` archives: the stored members of a zip, each an `.npy` array, with random access and no
 //! unpacking.
 //!
-//! Refused, by name: deflated members (`np.savez_compressed`), encrypted members, archives whose
-//! directory and headers disagree. Only [`NpzBuilder::verify`] checks a member's CRC-32: that costs
-//! a copy, since verified bytes cannot be read in place.
+//! Refused, with an error that names the cause: deflated members (`np.savez_compressed`), encrypted
+//! members, archives whose directory and headers disagree. Only [`NpzBuilder::verify`] checks a
+//! member's CRC-32: that costs a copy, since verified bytes cannot be read in place.
 
 use super::zip::Member;
 use super::{Rules, header, zip};
@@ -89,7 +89,7 @@ impl NpzBuilder {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.rows && self.verify {
             return bad(
-                "checksums need whole members, and samples are rows of them: leave out one \
+                "checksums need whole members, but samples are rows of them: leave out one \
                  of the two",
             );
         }

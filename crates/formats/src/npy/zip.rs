@@ -1,4 +1,4 @@
-//! The directory of a zip archive, as far as `.npz` needs it. Finds stored members without reading
+//! The part of a zip archive's directory that `.npz` needs. Finds stored members without reading
 //! them.
 //!
 //! ```text
@@ -201,7 +201,10 @@ impl Directory {
             ));
         }
         if size > DIRECTORY_MAX || counts[0] > MEMBERS_MAX {
-            let message = format!("a directory of {size} bytes, {} members", counts[0]);
+            let message = format!(
+                "too large: a directory of {size} bytes, {} members",
+                counts[0]
+            );
             return Err(input.error(ErrorKind::Limit, message, start, size));
         }
         Ok(Self {

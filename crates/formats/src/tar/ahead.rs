@@ -1,5 +1,5 @@
-//! Fetches the headers of a shard in an object store before its scan. Many walks (*ways*) do so at
-//! a time. Most bytes between the headers are not fetched.
+//! Fetches the headers of a shard in an object store before its scan. Many walks (*ways*) run
+//! concurrently. Most bytes between the headers are not fetched.
 //!
 //! ```text
 //! shard  [header, data][header, data]…        cut into parts; each way looks for the first header of its part,

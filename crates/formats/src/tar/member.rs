@@ -205,7 +205,7 @@ fn room(shard: u64, at: u64, size: u64) -> Result<u64> {
         None => {
             let there = shard - at - BLOCK;
             let message = format!(
-                "a member of {size} bytes (padded to blocks of 512), the shard has {there} more"
+                "a member of {size} bytes (padded to blocks of 512), the shard has {there} left"
             );
             damage(DamageKind::Cut, at, shard - at, message)
         }

@@ -7,8 +7,8 @@
 //!
 //! A sample is a run of members with one key: the path up to the first dot after the last slash. An
 //! index, made once (see [`Tar::open`]), gives random access to samples. Adjacent members of a
-//! sample are read with one read. Names are keys, never paths: no file is written or looked up
-//! under them.
+//! sample are read with one read. Names are keys, never paths: no file is written or opened by
+//! these names.
 //!
 //! Left out, and counted in [`Tar::left_out`]: members with endings that no field asks for, members
 //! without ending, hidden members (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and
@@ -285,7 +285,7 @@ impl TarBuilder {
     }
 
     /// Accepts zero padding to a multiple of `bytes` (`tar -b`). Always accepted: no padding after
-    /// the end marker, and padding to a multiple of 10,240. More zeros count as a zeroed end.
+    /// the end marker, and padding to a multiple of 10,240. More zeros are reported as damage.
     #[must_use]
     pub fn padding(mut self, bytes: u64) -> Self {
         self.padding = bytes.max(1);
@@ -362,7 +362,7 @@ impl TarBuilder {
                 }
                 if known.contains(&ending.as_str()) {
                     return bad(format!(
-                        "members that end in {ending:?} are two fields, `{}` the second",
+                        "two fields take members that end in {ending:?}; the second is `{}`",
                         field.name
                     ));
                 }
@@ -372,13 +372,13 @@ impl TarBuilder {
                 || field.as_raw().is_some_and(|raw| raw.is_up_to());
             if !rule.required && !may_lack {
                 return bad(format!(
-                    "field `{}` cannot be optional: 0 bytes are no value of it",
+                    "field `{}` cannot be optional: 0 bytes are not a valid value",
                     field.name
                 ));
             }
         }
         if rules.iter().all(|rule| !rule.required) {
-            return bad("every field is optional; one must tell that a sample is there".into());
+            return bad("every field is optional: at least one must be required".into());
         }
         // The batch checks names and shapes; here only duplicate names matter.
         let names = self

@@ -225,7 +225,7 @@ impl<'a> TarSamples<'a> {
             }
             Err(rule) => {
                 let message = format!(
-                    "member {:?} is {rule} by its long name, and not by its short one",
+                    "member {:?} is {rule} by its long name, but not by its short name",
                     String::from_utf8_lossy(&member.name)
                 );
                 return Err(Stop::Damage(Damage::new(
@@ -290,7 +290,7 @@ impl<'a> TarSamples<'a> {
     fn begin(&mut self, key: &[u8], start: u64) -> Sample {
         let wrong = self.keys.get(key).map(|first| {
             let message = format!(
-                "key {:?} was there before, at offset {first}; members of a sample must \
+                "key {:?} occurred before, at offset {first}; members of a sample must \
                  follow each other",
                 String::from_utf8_lossy(key)
             );
@@ -364,7 +364,7 @@ impl<'a> TarSamples<'a> {
                 damage.len = damage.offset + damage.len - sample.start.min(damage.offset);
                 damage.offset = sample.start.min(damage.offset);
                 let name = String::from_utf8_lossy(&key).into_owned();
-                damage.message = format!("{}; sample {name:?} is not whole", damage.message);
+                damage.message = format!("{}; sample {name:?} is incomplete", damage.message);
             }
         }
         let rest = recognise(input, at.max(damage.offset), key)?;
@@ -372,7 +372,7 @@ impl<'a> TarSamples<'a> {
         if input.len() > damage.offset + damage.len {
             damage.len = input.len() - damage.offset;
             damage.message = format!(
-                "{}; nothing is taken from there to the end of the shard",
+                "{}; no samples are read from there to the end of the shard",
                 damage.message
             );
         }
@@ -381,8 +381,8 @@ impl<'a> TarSamples<'a> {
     }
 }
 
-/// End of the bytes that are examined from `at` on, once the scan accepts no more samples. It is
-/// limited in a store, which may report any length.
+/// End of the bytes that are examined from `at` on, once the scan accepts no more samples. The
+/// limit for stores exists because a store may report any length.
 fn looked_at(input: &Scan<'_>, at: u64) -> u64 {
     const OF_OBJECT: u64 = 64 << 20;
     let most = if input.asks_a_store() {

@@ -44,7 +44,7 @@ pub(super) fn zeros(kind: ListKind) -> String {
     if kind == ListKind::Bytes {
         String::new()
     } else {
-        format!("; {} takes it as zeros", Setting::MissingZero)
+        format!("; {} reads it as zeros", Setting::MissingZero)
     }
 }
 
@@ -428,7 +428,7 @@ fn shape(message: String) -> Error {
 
 #[cold]
 fn too_many(count: usize, max: usize) -> Error {
-    shape(format!("{count} values or more, at most {max} expected"))
+    shape(format!("at least {count} values, at most {max} expected"))
 }
 
 /// Error for a missing feature; lists the existing names.
@@ -437,7 +437,7 @@ fn missing(example: &[u8], name: &str, kind: ListKind) -> Error {
     let mut features = Wire::new(example, 0);
     // An earlier walk over these bytes found no error.
     let messages = std::iter::from_fn(|| features.message(1, "").ok().flatten());
-    let there = names(messages).map_or("there is none".to_string(), |names| {
+    let there = names(messages).map_or("the example has none".to_string(), |names| {
         format!("there are {names}")
     });
     shape(format!(
@@ -452,7 +452,7 @@ fn sequence(lists: &[u8]) -> Error {
     let names = names([Wire::new(lists, 0)]).unwrap_or_default();
     let message =
         format!("this is a tf.train.SequenceExample; its feature lists are not supported: {names}");
-    let context = Setting::ContextOnly.hint(|only| format!("; {only} reads its context alone"));
+    let context = Setting::ContextOnly.hint(|only| format!("; {only} reads only its context"));
     Error::new(ErrorKind::Decode, Stage::Decode, message + &context)
 }
 

@@ -308,8 +308,8 @@ impl TfRecordBuilder {
                 .any(|(_, other, of)| other == feature && of != kind)
             {
                 return bad(format!(
-                    "feature {feature:?} is asked for as two kinds of list, and is one: name it \
-                     once"
+                    "feature {feature:?} is requested as two kinds of list, but has one kind: name \
+                     it once"
                 ));
             }
             features.push(match kind {
@@ -427,7 +427,7 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, RecordWalk
         Err(message) => Err(match foreign(head).filter(|_| at == 0) {
             Some(name) => RecordWalk::Damage(
                 DamageKind::Unsupported,
-                format!("no TFRecord file, but {name}"),
+                format!("not a TFRecord file but {name}"),
             ),
             None => RecordWalk::Damage(DamageKind::Header, message),
         }),
@@ -600,7 +600,7 @@ impl Framed for TfRecord {
             let advice = if values.is_empty() {
                 zeros(kind)
             } else {
-                format!("; {} takes any number", Setting::AnyCount)
+                format!("; {} accepts any number", Setting::AnyCount)
             };
             return Err(of(
                 feature,

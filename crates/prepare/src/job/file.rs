@@ -177,7 +177,7 @@ impl ShardReader {
             }
             SideFound::Newer => {
                 return Err(wrong(
-                    "a plan of a newer version, or of a machine of the other byte order: name \
+                    "a plan of a newer version, or of a machine with the other byte order: name \
                      another folder",
                 ));
             }

@@ -184,7 +184,7 @@ impl Plan {
                 .and_then(|number| number.parse::<u64>().ok());
             found += 1;
             if number.is_none_or(|number| number >= self.tasks() || format.shard(number) != text) {
-                let message = "the plan writes no such shard: move it away, or a dataset of the folder \
+                let message = "not a shard of the plan: move it away, or a dataset of the folder \
                      would contain it";
                 return Err(Error::new(ErrorKind::Config, Stage::Write, message)
                     .with_path(self.dir.join(name)));
@@ -192,7 +192,7 @@ impl Plan {
         }
         if found > shards {
             let message = format!(
-                "the folder holds {found} shards, and the plan wrote {shards}: move the \
+                "the folder holds {found} shards, but the plan wrote {shards}: move the \
                  others away"
             );
             return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(&self.dir));

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 /// Bytes of names in memory; each name also takes `NAME_COST`.
 const NAMES_BYTES: usize = 64 << 20;
 const NAME_COST: usize = 48;
-/// Target name of the hidden files with sorted names. They never get this name.
+/// Target name of the hidden files with sorted names. They are never renamed to it.
 pub(super) const NAMES: &str = "names";
 const BATCH: usize = 16_384;
 const STAT_CHUNK: usize = 512;

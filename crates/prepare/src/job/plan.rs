@@ -133,7 +133,7 @@ impl Plan {
         };
         let reader = reader.map_err(|error| match error.kind() {
             ErrorKind::NotFound => {
-                error.with_note("name the folder or the file of a plan; `plan` makes one")
+                error.with_note("name the folder or the file of a plan; `plan` creates one")
             }
             _ => error,
         })?;
@@ -145,7 +145,7 @@ impl Plan {
             })
         });
         let mut head = head.map_err(|source| {
-            let message = "the settings of the plan are of another version of this program";
+            let message = "another version of this program wrote the settings of the plan";
             Error::new(ErrorKind::Decode, Stage::Index, message)
                 .with_source(source)
                 .with_path(reader.path())
@@ -329,17 +329,17 @@ fn write(
     let tasks = head.tasks;
     let inputs = writer.inputs;
     if tasks == 0 {
-        return Err(bad("a plan of 0 tasks: name at least 1"));
+        return Err(bad("a plan of 0 tasks: use at least 1"));
     }
     if tasks > inputs {
         return Err(bad(format!(
-            "{tasks} tasks for {inputs} inputs: name at most {inputs} tasks"
+            "{tasks} tasks for {inputs} inputs: use at most {inputs} tasks"
         )));
     }
     let json = serde_json::to_string(&head)
         .and_then(|head_json| Ok((head_json, serde_json::to_string(&head.notes)?)));
     let (settings, notes) =
-        json.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
+        json.map_err(|source| bad("the settings cannot be written as JSON").with_source(source))?;
     let id = writer.id(&settings);
     let path = dir.join(PLAN);
     match writer.finish(&settings, &notes) {
@@ -362,7 +362,9 @@ fn absolute(path: &Path) -> Result<PathBuf> {
         return Ok(path.to_path_buf());
     }
     let full = std::path::absolute(path);
-    full.map_err(|source| Error::os(Stage::Index, "no path", source).with_path(path))
+    full.map_err(|source| {
+        Error::os(Stage::Index, "cannot make the path absolute", source).with_path(path)
+    })
 }
 
 fn write_pictures(

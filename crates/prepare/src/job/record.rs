@@ -171,11 +171,11 @@ pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<FoundRecord> {
         Some(done) => {
             let message = match done.plan == plan {
                 true => format!(
-                    "the record of task {}: remove it, and run task {task} again",
+                    "this is the record of task {}: remove it, and run task {task} again",
                     done.task
                 ),
                 false => format!(
-                    "a record of plan {}, and this is plan {plan}: use a folder per plan",
+                    "a record of plan {}, but this is plan {plan}: use a folder per plan",
                     done.plan
                 ),
             };

@@ -87,7 +87,7 @@ impl Plan {
     ) -> Result<Ran> {
         let Work::Shards(settings) = &self.head.work else {
             return Err(bad(
-                "a plan of files: run it by the program that made it, such as `inspect run`",
+                "a plan of files: run it with the program that made it, such as `inspect run`",
             ));
         };
         let format = settings.format()?;
@@ -110,7 +110,7 @@ impl Plan {
         let together = match &self.head.work {
             Work::Files { .. } => 1,
             Work::Pictures { .. } => PICTURES,
-            Work::Shards(_) => return Err(bad("a plan of shards: run it by `prepare run`")),
+            Work::Shards(_) => return Err(bad("a plan of shards: run it with `prepare run`")),
         };
         self.each(tasks, false, stop, &mut watch, &mut |task, progress| {
             self.files(task, together, stop, progress, &mut work)

@@ -25,7 +25,7 @@ impl Tasks {
     /// `part < parts`.
     pub fn part(part: u64, parts: u64) -> Result<Self> {
         match parts {
-            0 => Err(bad("0 parts: name at least 1")),
+            0 => Err(bad("0 parts: use at least 1")),
             _ if part < parts => Ok(Self(Choice::Part(part, parts))),
             _ => Err(bad(format!(
                 "part {part} of {parts}: parts are counted from 0 to {}",
@@ -79,7 +79,7 @@ impl Tasks {
         };
         if let Some(ranks) = variable("SLURM_NTASKS").filter(|ranks| ranks != "1") {
             return Err(bad(format!(
-                "SLURM_ARRAY_TASK_ID={id} names one task, and SLURM_NTASKS={ranks} processes \
+                "SLURM_ARRAY_TASK_ID={id} names one task, but SLURM_NTASKS={ranks} processes \
                  would share it; use --ntasks=1, or name a part"
             )));
         }

@@ -109,8 +109,8 @@ impl Shards {
         });
         let same = old.head.work == work && tasks(old.inputs(), old.bytes())? == old.tasks();
         if !same || old.root() != root {
-            let message = "the output folder holds a plan of other settings or of another input \
-                 folder: write with those, or remove the output folder";
+            let message = "the output folder holds a plan with other settings or another input \
+                 folder: use those again, or remove the output folder";
             return Err(bad(message).with_path(old.reader.path()));
         }
         // Lists the pictures again. An equal plan stays.

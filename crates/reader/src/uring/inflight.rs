@@ -99,7 +99,7 @@ pub(super) enum Phase {
     Read(Progress),
 }
 
-/// The consequence of a completion entry.
+/// The action after a completion entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// This descriptor is the file: check it, then read.
@@ -119,7 +119,7 @@ impl Phase {
     }
 
     /// Takes the result of the phase's entry (a count, a descriptor, or minus an errno) and returns
-    /// the consequence.
+    /// the action.
     pub(super) fn step(&mut self, result: i32) -> Action {
         let errno = (result < 0).then(|| Errno::from_raw_os_error(-result));
         match self {

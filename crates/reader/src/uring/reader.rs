@@ -1,4 +1,4 @@
-//! The driver of the ring: what each operation does next.
+//! The driver of the ring: it starts and continues the operations.
 
 use super::crowd::Crowd;
 use super::inflight::{Action, CANCEL, Entered, Key, Phase, ReadTable, WAKE, entered};
@@ -517,8 +517,8 @@ impl Uring {
         self.bell.rise()
     }
 
-    /// As `wait`, when the ring cannot be entered: it broke, or another thread's operations are in
-    /// flight.
+    /// Like `wait`, when the ring cannot be entered: it broke, or another thread's operations are
+    /// in flight.
     fn wait_outside(&mut self, timeout: Option<Duration>) {
         self.reap();
         if self.broken.is_some()

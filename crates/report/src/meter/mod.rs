@@ -59,7 +59,7 @@ pub struct SlotMeters {
     areas: [Area; 4],
 }
 
-/// The place of a slot.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
     Free = 0,

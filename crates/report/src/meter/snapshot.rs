@@ -22,8 +22,8 @@ use std::fmt;
 pub struct Snapshot {
     /// Time since the loader was built.
     pub at_ns: u64,
-    /// The part of it in which an iterator was alive and had delivered its first batch. All shares
-    /// are relative to it.
+    /// The part of `at_ns` in which an iterator was alive and had delivered its first batch. All
+    /// shares are relative to it.
     pub steady_ns: u64,
     /// The totals of an epoch over all ranks, known before its first batch.
     #[serde(default)]

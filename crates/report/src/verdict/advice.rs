@@ -77,7 +77,7 @@ impl Case<'_> {
             Cause::HandOver => {
                 let each = time(self.loads.steady_ns / self.loads.batches);
                 let larger = format!("A larger {}: a batch takes {each}", Setting::BatchSize);
-                let text = larger + ", mostly going from thread to thread.";
+                let text = larger + ", mostly for passing it between threads.";
                 vec![Advice::new(Remedy::BatchSize, text).about(Setting::BatchSize)]
             }
             Cause::Unknown if self.unmeasured() == Some(WhyUnmeasured::NoStream) => {
@@ -134,7 +134,7 @@ impl Case<'_> {
                 let set = Setting::Workers.with(workers);
                 let rate = self.rate(then);
                 let next = self.next(then);
-                let waits = "What workers do waits (sleeps, locks, the network, page faults)";
+                let waits = "Workers often block (sleeps, locks, the network, page faults)";
                 let text = format!("{waits}: {set} would give {rate}{next}, without more cores.");
                 all.push(
                     Advice::new(Remedy::Workers, text)
@@ -146,7 +146,7 @@ impl Case<'_> {
                 let workers = decode.workers;
                 let cores = self.loads.cores.ceil() as u32;
                 let why = format!(
-                    ": {workers} workers share {cores} cores, more than there are cores do not \
+                    ": {workers} workers share {cores} cores; more workers than cores do not \
                      decode faster."
                 );
                 all.extend(Advice::set(Remedy::Workers, Setting::Workers, cores, why));
@@ -198,13 +198,13 @@ impl Case<'_> {
         let effort = self.snapshot.decode.effort;
         let text = match effort {
             _ if cause == Cause::MapBatch && self.waits_in_turn() => {
-                "Less work in `map_batch`: one thread at a time runs it, so more workers help \
+                "Less work in `map_batch`: only one thread at a time runs it, so more workers help \
                  only as far as it waits, or computes in libraries that release the \
                  interpreter's lock."
                     .into()
             }
             _ if cause == Cause::MapBatch => {
-                "Less work in `map_batch`, or once, before the training.".into()
+                "Less work in `map_batch`, or the same work once, before the training.".into()
             }
             Effort::Pictures => {
                 let scaling = Setting::DctScaling.hint(|scaling| format!("{scaling} and "));
@@ -216,8 +216,8 @@ impl Case<'_> {
                 )
             }
             Effort::Own => {
-                "Less work for each sample in the decoders and transforms, or once, before \
-                 the training."
+                "Less work for each sample in the decoders and transforms, or the same work once, \
+                 before the training."
                     .into()
             }
             Effort::Light | Effort::Copy => {
@@ -340,7 +340,7 @@ impl Case<'_> {
         }
         if filled && loads.headroom == Headroom::Unknown {
             all.extend(self.deeper(
-                "which helps unless the device is at its limit, and latencies do not tell",
+                "which helps unless the device is at its limit; latencies cannot show that",
             ));
         }
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
@@ -348,7 +348,7 @@ impl Case<'_> {
             let reader = Setting::Reader;
             let text = format!(
                 "Reads bypass the page cache: with memory to spare, {direct} and {reader} \
-                 can go through it."
+                 let them use it."
             );
             all.push(Advice::new(Remedy::PageCache, text).valued(direct, Direct::Off));
         }
@@ -370,7 +370,7 @@ impl Case<'_> {
         let depth = self.snapshot.storage.depth.max(1);
         let rest = format!(
             " or a larger {} (with the {} for it): slots allowed {:.0} reads in flight \
-             of {depth}. If storage has more to give, up to {:.1} times as much.",
+             of {depth}. If storage can deliver more, the rate rises by up to a factor of {:.1}.",
             Setting::BatchSize,
             Setting::MemoryBudget,
             filled * f64::from(depth),
@@ -592,8 +592,8 @@ impl Case<'_> {
         if copy.ops_ns > copy.busy_ns {
             let finish = Setting::Finish.hint(|finish| format!(" ({finish})"));
             let less = format!(
-                "Operations on the device{finish} take longer than the copies: a smaller \
-                 type, or none and the conversion in the model."
+                "Operations on the device{finish} take longer than the copies: use a smaller \
+                 type, or leave the conversion to the model."
             );
             return vec![Advice::new(Remedy::DeviceOps, less)];
         }
@@ -640,7 +640,7 @@ fn packed() -> String {
 /// The advice when rows wait for room.
 fn more_room() -> Advice {
     let text = format!(
-        "A larger {}: reads wait for room for their bytes.",
+        "A larger {}: reads wait for buffer space.",
         Setting::MemoryBudget
     );
     Advice::new(Remedy::MemoryBudget, text).about(Setting::MemoryBudget)

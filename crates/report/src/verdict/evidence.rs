@@ -70,7 +70,7 @@ impl Case<'_> {
         let kept = self.loads.sustained();
         (rate > AHEAD * kept).then(|| {
             let text = "Some of these samples were ready before the first batch";
-            let text = format!("{text}: {} samples/s can be kept up.", number(kept));
+            let text = format!("{text}: {} samples/s can be sustained.", number(kept));
             Evidence::new(Measure::SustainedRate, kept, Unit::SamplesPerS, text)
         })
     }
@@ -82,7 +82,7 @@ impl Case<'_> {
             let took = time(first);
             let percent = 100.0 * share;
             let text = format!(
-                "Beside that, first batches of epochs took {took}, {percent:.0} % of all \
+                "In addition, first batches of epochs took {took}, {percent:.0} % of all \
                  time; that does not count as starved."
             );
             Evidence::share(Measure::FirstBatches, share, text)
@@ -95,7 +95,7 @@ impl Case<'_> {
         // Copies that are shorter than a tick of the device's clock have no rate.
         let speed = match copy.busy_ns {
             0 => String::new(),
-            busy => format!(", at {:.1} GB/s then", copy.bytes as f64 / busy as f64),
+            busy => format!(", at {:.1} GB/s", copy.bytes as f64 / busy as f64),
         };
         let share = |ns: u64| (100.0 * ns as f64 / loads.steady_ns).min(100.0);
         let ops = match copy.ops_ns {
@@ -104,7 +104,7 @@ impl Case<'_> {
         };
         let text = format!(
             "Copies to the device were on the bus {:.0} % of the time{speed}; {ops}{:.0} \
-             % of the time the next one waited for device memory that the consumer used.",
+             % of the time the next copy waited for device memory that the consumer used.",
             share(copy.busy_ns),
             100.0 * loads.no_buffer
         );
@@ -163,12 +163,12 @@ impl Case<'_> {
             let lost = 100.0 * self.loads.lost.min(1.0);
             let used = cpu.process_ns as f64 / self.loads.steady_ns;
             let enough = if self.cause == Cause::NotStarved {
-                " (batches came in time all the same)"
+                " (batches still came in time)"
             } else {
                 ""
             };
             let text = format!(
-                "The loader's threads stood ready without a core for {lost:.0} % of the \
+                "The loader's threads were ready but had no core for {lost:.0} % of the \
                  time{enough}; the process had {used:.1} of {} cores.",
                 self.loads.cores
             );
@@ -182,7 +182,7 @@ impl Case<'_> {
             let wanted = self.loads.working * self.loads.on_cpu;
             let got = wanted * self.loads.cpu_share;
             let text = format!(
-                "Of {wanted:.1} workers that could have run {got:.1} were on a core, on \
+                "Of {wanted:.1} workers that could have run, {got:.1} were on a core, on \
                  average; the process may use {} cores.",
                 self.loads.cores
             );
@@ -204,14 +204,14 @@ impl Case<'_> {
         if storage.counts.ops == 0 {
             let cached = storage.cached_bytes as f64;
             let text = format!(
-                "{:.2} GB came from the page cache, and nothing was read.",
+                "{:.2} GB came from the page cache, and nothing from storage.",
                 cached / 1e9
             );
             return Evidence::new(Measure::CachedBytes, cached, Unit::Bytes, text);
         }
         let depth = f64::from(storage.depth.max(1));
         let mut text = if loads.from_memory {
-            "No device read these bytes: they lay in memory. "
+            "No device read these bytes: they were in memory. "
         } else {
             ""
         }
@@ -254,7 +254,7 @@ impl Case<'_> {
         let half = time(network.first_byte.p50_ns);
         let most = time(network.first_byte.p99_ns);
         let mut text = format!(
-            "Of requests to object stores {:.1} were in flight, on average, with {:.3} \
+            "On average {:.1} requests to object stores were in flight, with {:.3} \
              GB/s; half of the answers began within {half}, 99 % within {most}",
             network.in_flight_ns as f64 / steady,
             network.bytes as f64 / steady,
@@ -262,8 +262,8 @@ impl Case<'_> {
         if link_is_full(&self.snapshot.storage) {
             let waited = network.waiting_ns as f64 / steady;
             text += &format!(
-                "; {waited:.1} more waited for their turn: the store or the link to it took \
-                 no more at a time"
+                "; {waited:.1} more waited for their turn: the store or the link to it accepted \
+                 no more at once"
             );
         }
         if network.retries > 0 {

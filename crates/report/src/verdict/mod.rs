@@ -9,7 +9,7 @@
 //! the consumer saturated, and no stage more loaded? ──yes──► the consumer; where slots are few, also the memory budget
 //!    │no
 //!    ▼
-//! threads ready without a core? ──yes──► the taker of the cores: a quota, other programs or ranks, other threads of the process
+//! threads ready without a core? ──yes──► what takes the cores: a quota, other programs or ranks, other threads of the process
 //!    │no
 //!    ▼
 //! a stage saturated that is measured exactly (copy, decode, order)? ──yes──► the one with the highest load
@@ -198,7 +198,7 @@ impl Verdict {
             0 => "no batch was handed out",
             _ => {
                 "only the first batch of each iterator was handed out, and the wait for that \
-                 is no starvation"
+                 is not starvation"
             }
         };
         let why = why.to_string();
@@ -397,7 +397,7 @@ impl Case<'_> {
             let late = 100.0 * loads.prepared;
             return thin(format!(
                 "only {late:.0} % of the samples were prepared after the first batch of \
-                 their epoch was: epochs are too short"
+                 their epoch: epochs are too short"
             ));
         }
         let highest = PipelineStage::UPSTREAM

@@ -408,7 +408,7 @@ fn a_larger_depth_is_advised_while_reads_do_not_wait() {
         assert_eq!(then.at_most, !at_limit, "{name}: {then:?}");
         assert_eq!(then.items_per_s > 1.05 * now, !at_limit, "{name}: {then:?}");
         let caveat = match (first, at_limit) {
-            (true, _) => "if reads do not begin to wait for each other",
+            (true, _) => "assumes that reads do not begin to wait for each other",
             (_, true) => "A larger depth gives nothing: 32 reads in flight wait for each other",
             _ => "cannot be known",
         };
@@ -564,7 +564,7 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
         (
             network(0),
             None,
-            "Of requests to object stores 0.0 were in flight",
+            "On average 0.0 requests to object stores were in flight",
         ),
         (
             network(50),

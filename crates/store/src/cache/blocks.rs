@@ -1,4 +1,4 @@
-//! This process's knowledge of a cache: for each object its file and its whole blocks. The hot path
+//! This process's view of a cache: for each object, its file and its whole blocks. The hot path
 //! reads it without a lock.
 
 use super::config::{Cache, QUEUE};
@@ -42,7 +42,7 @@ pub(crate) struct BlockCounts {
     /// Bytes of blocks and pieces that were written.
     pub(super) bytes: AtomicU64,
     not_kept: AtomicU64,
-    /// Entries that were removed for room.
+    /// Entries that were removed to free space.
     pub(super) removed: AtomicU64,
     /// The last reason why something was not kept, and whether that is a lack of room.
     why: Mutex<Option<(String, bool)>>,
@@ -62,13 +62,13 @@ pub(super) struct FoundFile {
 /// Facts about a file on a mount.
 struct MountedFile {
     version: Version,
-    /// Whether it is another file now; then every read fails.
+    /// Whether the file was replaced or changed; then every read fails.
     changed: AtomicBool,
     /// Time of the last comparison, in milliseconds from the loader's start.
     compared: AtomicU64,
 }
 
-/// A cached object: few bytes, since there may be millions.
+/// A cached object. It is small, since there may be millions.
 pub(super) struct CachedObject {
     name: DataName,
     /// The file's inode: blocks of another file of this name are not used.
@@ -204,7 +204,7 @@ impl CachedBlocks {
         }
     }
 
-    /// Records that the file on the mount is another one. From now on, its reads fail.
+    /// Records that the file on the mount was replaced or changed. From now on, its reads fail.
     pub(super) fn change(&self, source: usize) {
         if let Some(mount) = self.on_mount(source) {
             mount.changed.store(true, Ordering::Relaxed);
@@ -230,7 +230,7 @@ impl CachedBlocks {
         if now < last + pause {
             return false;
         }
-        // Of several threads, one compares.
+        // Only one of several threads compares.
         let swapped =
             mount
                 .compared
@@ -247,7 +247,7 @@ impl CachedBlocks {
         self.not_kept(why, false);
     }
 
-    /// As [`Self::dropped`], for an error of the disk.
+    /// Like [`Self::dropped`], for an error of the disk.
     pub(super) fn refused(&self, why: &str, error: &io::Error) {
         self.not_kept(format!("{why}: {error}"), is_full(error));
     }

@@ -1,4 +1,4 @@
-//! The place of a cache, and its limits.
+//! The location of a cache, and its limits.
 
 use feedline_core::storage::mounts::Mounts;
 use std::os::unix::fs::MetadataExt;

@@ -74,7 +74,7 @@ pub(super) struct FoundEntry {
 }
 
 impl FoundEntry {
-    /// Whether the map is a cache's.
+    /// Whether the map belongs to a cache.
     pub(super) fn is_own(&self) -> bool {
         is_map(&map_of(&self.data))
     }
@@ -315,7 +315,7 @@ impl CacheDir {
     /// Whether a process reads a share.
     pub(super) fn is_read(&self, share: usize) -> bool {
         let room = self.room.hold();
-        // So that no process that makes room runs into the lock below.
+        // Locked, so that no process that makes room runs into the lock below.
         let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
         // Readers create the file, and lock it as long as they run.
         let read = open_file(&self.lease(share), false)
@@ -328,7 +328,7 @@ impl CacheDir {
         read
     }
 
-    /// Removes an entry if no process reads its share. Returns the bytes that are free now.
+    /// Removes an entry if no process reads its share. Returns the freed bytes.
     /// [`recount`](Self::recount) must follow.
     pub(super) fn discard(&self, old: &FoundEntry) -> io::Result<u64> {
         self.locked(|_| match self.idle(old.share) {

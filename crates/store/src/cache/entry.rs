@@ -279,7 +279,7 @@ impl EntryFiles {
         self.records(|block, record| self.checksum_in(block, record))
     }
 
-    /// As [`checksums`](Self::checksums), of one block.
+    /// Like [`checksums`](Self::checksums), of one block.
     pub(super) fn checksum(&self, block: u64) -> io::Result<Option<u32>> {
         let mut record = [0; RECORD];
         self.map.read_exact_at(&mut record, place_of(block))?;

@@ -34,8 +34,8 @@
 //! Invariants:
 //! * A file's name is never reused, and blocks are only added to it. So a reader may close and
 //!   reopen it at any time.
-//! * All reads of a loader return one version: of an object the listed one, of a file that of the
-//!   first read.
+//! * All reads of a loader return one version: the listed version of an object, or a file's version
+//!   at its first read.
 //! * A record is written after the block's bytes are synced. A record of an earlier boot or of
 //!   another inode, or one that a verification refused, is trusted only after the block was
 //!   compared with its checksum.

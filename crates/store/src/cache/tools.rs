@@ -44,8 +44,8 @@ impl Cache {
     /// The objects in the folder, in the order of their URLs. Running loaders may add more. Foreign
     /// files are left out.
     ///
-    /// Errors: [`ErrorKind::NotFound`] for a missing folder; [`ErrorKind::Config`] for one that is
-    /// no cache; the system's.
+    /// Errors: [`ErrorKind::NotFound`] for a missing folder; [`ErrorKind::Config`] for a folder
+    /// that is not a cache; the system's.
     pub fn entries(&self) -> Result<Vec<CacheEntry>> {
         let dir = self.existing(false)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
@@ -70,8 +70,8 @@ impl Cache {
     /// already run do not learn of the damage. An object whose map is damaged is removed, unless a
     /// process reads it.
     ///
-    /// Errors: as [`entries`](Self::entries); [`ErrorKind::Permission`] for a folder of another
-    /// user.
+    /// Errors: those of [`entries`](Self::entries); [`ErrorKind::Permission`] for a folder of
+    /// another user.
     pub fn verify(&self, mut seen: impl FnMut(u64) -> ControlFlow<()>) -> Result<Vec<Error>> {
         let dir = self.existing(true)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
@@ -92,7 +92,8 @@ impl Cache {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     return Err(
-                        Error::os(Stage::Read, "cannot verify this", error).with_path(&old.data)
+                        Error::os(Stage::Read, "cannot verify this cached object", error)
+                            .with_path(&old.data),
                     );
                 }
             }
@@ -101,9 +102,9 @@ impl Cache {
     }
 
     /// Removes objects that no process reads, the least recently used first, until the folder holds
-    /// at most `bytes`. Returns the number of bytes that are free now.
+    /// at most `bytes`. Returns the number of freed bytes.
     ///
-    /// Errors: as [`verify`](Self::verify).
+    /// Errors: those of [`verify`](Self::verify).
     pub fn trim(&self, bytes: u64) -> Result<u64> {
         let dir = self.existing(true)?;
         let (mut found, total) = dir.all().map_err(|error| self.failed("list", error))?;
@@ -125,7 +126,7 @@ impl Cache {
         CacheDir::existing(self, write).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if self.dir.is_dir() => {
                 let message = format!(
-                    "this folder is no cache; name the one that loaders got ({})",
+                    "this folder is not a cache; give the folder that loaders use ({})",
                     Setting::Cache
                 );
                 Error::new(ErrorKind::Config, Stage::Open, message).with_path(&self.dir)
@@ -206,7 +207,7 @@ fn verify_entry(
         if is_wrong {
             entry.refuse(block, crc)?;
             let message = format!(
-                "block {block} of {url} differs from its checksum; it is fetched again when \
+                "block {block} of {url} does not match its checksum; it is downloaded again when \
                  it is used"
             );
             let error = Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data);

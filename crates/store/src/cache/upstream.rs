@@ -59,8 +59,8 @@ pub(super) struct StagedFile {
 }
 
 impl Upstream {
-    /// `known`: the loader has found it before. `meter` counts the requests to stores. Errors: as
-    /// of a read, without path and range.
+    /// `known`: the loader has found it before. `meter` counts the requests to stores. Errors:
+    /// those of a read, without path and range.
     pub(super) fn open(
         sources: &Sources,
         source: SourceId,
@@ -152,7 +152,9 @@ impl StagedFile {
             Ok(_) => {}
             // If the server's clock is ahead, the file may have been written just now.
             Err(_) => {
-                return Ok(FoundUpstream::Never(Some("a file's time is in the future")));
+                return Ok(FoundUpstream::Never(Some(
+                    "a file's modification time is in the future",
+                )));
             }
         }
         let version = Version::of(&meta, mount.keeps_inodes);
@@ -191,8 +193,8 @@ impl StagedFile {
 
 pub(super) const TOUCHED: &str = "a file's attributes changed";
 
-/// Whether a file is unchanged since `first`; false if its bytes may have changed or not. Errors:
-/// [`ErrorKind::Changed`].
+/// Whether a file is unchanged since `first`; false if it is unclear whether its bytes changed.
+/// Errors: [`ErrorKind::Changed`].
 pub(super) fn compare(first: Version, now: Version) -> Result<bool> {
     if first.is_same_content(now) {
         return Ok(first == now);

@@ -26,7 +26,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// If no new block arrives for this long, no more will come.
+/// If no new block arrives for this long, the call ends.
 const STALL: Duration = Duration::from_secs(300);
 
 /// Pause between two checks of state that changes without a wake-up.
@@ -76,8 +76,9 @@ impl Cache {
     /// index, footers and listings do not go through the cache: opening a dataset always asks the
     /// store.
     ///
-    /// Errors: [`ErrorKind::Config`] for a folder that cannot be a cache; an error of the store if
-    /// it is unreachable. An object that cannot be read or kept is one of [`CacheWarmed::errors`].
+    /// Errors: [`ErrorKind::Config`] for a folder that cannot be used as a cache; an error of the
+    /// store if it is unreachable. An object that cannot be read or kept is one of
+    /// [`CacheWarmed::errors`].
     ///
     /// ```no_run
     /// # use feedline_core::dataset::Dataset;
@@ -191,7 +192,7 @@ impl Warm<'_> {
         Ok(self.end())
     }
 
-    /// Submits blocks while there is room, those to try again first. Errors: as
+    /// Submits blocks while there is room, those to try again first. Errors: those of
     /// [`collect`](Self::collect).
     fn submit(&mut self, blocks: &mut impl Iterator<Item = BlockId>) -> Result<()> {
         let mut tries = self.again.len();
@@ -253,7 +254,7 @@ impl Warm<'_> {
                 );
                 self.note(id.source, error.with_path(self.sources.path(id.source)));
             }
-            // The disk is slow, or left alone for a while.
+            // The disk is slow, or is not used for a while.
             CacheAnswer::Network(_) => self.again.push_back(id),
         }
         Ok(())
@@ -279,7 +280,7 @@ impl Warm<'_> {
                 continue;
             }
             // The store failed, or another process holds the block. A read from the store itself,
-            // or from the mount, tells which. It is of the whole block, because one byte may arrive
+            // or from the mount, tells which. It reads the whole block, because one byte may arrive
             // where a block does not.
             let mut block = vec![0; self.len_of(id) as usize];
             match Blob::of_source(self.sources, id.source)

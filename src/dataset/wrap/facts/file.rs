@@ -205,8 +205,8 @@ pub(super) enum Found {
 
 /// Opens the file of facts about the data of `own`.
 ///
-/// Errors: it cannot be read, or is another kind of file, since a wrong name must not destroy the
-/// user's data.
+/// Errors: the file cannot be read, or is another kind of file. The latter is an error because a
+/// wrong name must not destroy the user's data.
 pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
     let useless = |kind, what: &str| {
         let anew = anew_by();
@@ -238,9 +238,8 @@ pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
     if head.lengths != own.lengths {
         return useless(
             ErrorKind::Changed,
-            "the sources have other lengths than when the facts were made: a file was \
-             cut, extended, added, removed or renamed, or these are the facts of another \
-             dataset",
+            "the lengths of the sources changed since the facts were made: a file was truncated, \
+             extended, added, removed or renamed, or these are the facts of another dataset",
         );
     }
     if head.dataset != own.dataset {
@@ -259,8 +258,8 @@ pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
 /// The error for a dataset that differs although all sources have the same lengths: that is damage.
 pub(super) fn another(place: &Path) -> Error {
     let message = "the sources have the same lengths as when the facts were made, but the \
-         dataset differs: a file that describes itself is damaged, or it is opened \
-         in another way";
+         dataset differs: the header of a file is damaged, or the dataset was opened with other \
+         settings";
     let message = format!("{message} (then make the facts anew: {})", anew_by());
     Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place)
 }
@@ -272,7 +271,7 @@ pub(super) struct FactsWriter<'p> {
     /// CRC of the values, and of the seek points.
     crc: u32,
     points_crc: u32,
-    /// Whether the file is put in its place even if an equal one is there, which may be damaged.
+    /// Whether the new file replaces even an equal file, which may be damaged.
     replaces: bool,
     points: Option<Points>,
 }
@@ -338,10 +337,10 @@ impl<'p> FactsWriter<'p> {
         written.map_err(|error| self.failed(error))
     }
 
-    /// Ends the file, and puts it in its place.
+    /// Completes the file, and publishes it.
     pub(super) fn publish(mut self, head: &Head, most: &[u64]) -> Result<()> {
         let place = self.place;
-        // Of the content, so that an equal file stays and any other one is replaced.
+        // A hash of the content, so that an equal file stays and any other file is replaced.
         let identity = Digest::new("facts")
             .bytes(bytemuck::bytes_of(head))
             .word(self.crc.into())

@@ -1,6 +1,6 @@
-//! One pass over all data, on all cores, that finds the missing facts and writes them beside those
-//! that a file has already. Memory: the facts of 4,096 samples; for datasets with chunks, the facts
-//! of 64 chunks, two chunks per core, and 4 bytes per extent.
+//! One pass over all data, on all cores, that finds the missing facts and writes them together with
+//! the facts that a file already has. Memory: the facts of 4,096 samples; for datasets with chunks,
+//! the facts of 64 chunks, two chunks per core, and 4 bytes per extent.
 
 use super::Wanted;
 use super::file::{FactFile, FactsWriter, Head, column};
@@ -27,7 +27,7 @@ pub(super) struct Making<'a> {
     pub(super) wanted: &'a Wanted,
     /// The facts of the new file.
     pub(super) head: Head,
-    /// Bits of the facts to find; `old` has the others.
+    /// Bits of the facts to find; the other facts come from `old`.
     pub(super) finds: u32,
     pub(super) old: Option<&'a FactFile>,
     pub(super) place: &'a Path,
@@ -121,8 +121,8 @@ impl Making<'_> {
         match self.dataset.chunked().filter(|_| self.opens()) {
             Some(chunks) if chunks.is_whole() => Ok(chunks.starts().into()),
             Some(_) => {
-                let message = "a part of a dataset with chunks: make the facts of the whole, then take the \
-                     part";
+                let message = "a subset of a dataset with chunks: make the facts of the whole \
+                               dataset, then take the subset";
                 Err(Error::new(ErrorKind::Config, Stage::Index, message))
             }
             None => Ok((0..self.dataset.len())
@@ -181,7 +181,7 @@ impl Making<'_> {
                     Ok(())
                 }))?
                 .is_some();
-            // Damage hides the other fields of its sample; their stored bytes count all the same.
+            // Damage hides the other fields of its sample; their stored bytes still count.
             if !is_open && fields > 0 {
                 plain.crcs(sample, |field, crc| crcs[field] = crc)?;
             }
@@ -243,7 +243,7 @@ impl Making<'_> {
         }
     }
 
-    /// Writes the records of a run, with facts of the old file where they are not found anew.
+    /// Writes the records of a run; facts that this pass does not find come from the old file.
     fn put(&self, run: Run, written: &mut Written<'_, '_>) -> Result<()> {
         let mut record = Vec::new();
         let mut kept = Vec::new();

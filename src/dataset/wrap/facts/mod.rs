@@ -14,8 +14,8 @@
 //! | seek points | each JPEG, see `feedline-jpeg` | 8, and about 1 % of the picture | by the decoder |
 //! | size | the picture of one field, from its header | 8 | – |
 //!
-//! A file may have more facts than are wanted. Wanted facts that it lacks are found by another pass,
-//! and the file is replaced by one with all of them.
+//! A file may have more facts than requested. If it lacks requested facts, another pass finds them,
+//! and a file with all facts replaces it.
 //!
 //! Invariants:
 //! - A file of other data, of other settings, of another kind or of a newer version is never
@@ -23,8 +23,8 @@
 //! - A damaged file is an error: it may have checksums, and the data may be damaged as well.
 //! - Checksums are used if all sources have the same lengths, paths and modification times (memory:
 //!   the same bytes). If only paths or times differ, as in a copy, everything is read and compared.
-//!   A difference is an error. So is a dataset that differs over unchanged sources: a header is
-//!   damaged.
+//!   A difference is an error. A dataset that differs although its sources are unchanged is also an
+//!   error: a header is damaged.
 //! - Seek points never change a pixel of an intact picture. A picture whose points cannot be read
 //!   is decoded without them, and counted.
 //! - A file is published by a rename, so it is never seen half written. A large one is read in
@@ -142,15 +142,15 @@ impl<D: Dataset> FactsBuilder<D> {
     /// Verifies every byte that is read, with one CRC32C per field of each sample (with chunks: per
     /// extent of a chunk). Rows are no longer read in place.
     ///
-    /// The first opening assumes that the bytes on disk are right. If only modification times or
+    /// The first opening assumes that the bytes on disk are correct. If only modification times or
     /// paths differ later, as in a copy, all bytes are read once and compared.
     #[must_use]
     pub fn checksums(self) -> Self {
         self.with(column::SUMS)
     }
 
-    /// Adds the [lengths](crate::dataset::DatasetExt::lengths) of the fields for which the index has
-    /// none. Damaged samples have length 0. A sample that has another length when it is read later
+    /// Adds the [lengths](crate::dataset::DatasetExt::lengths) of the fields for which the index
+    /// has none. Damaged samples have length 0. A sample whose length differs when it is read later
     /// is an error ([`ErrorKind::Changed`]).
     #[must_use]
     pub fn lengths(self) -> Self {
@@ -176,8 +176,8 @@ impl<D: Dataset> FactsBuilder<D> {
         self.with(column::SIZES)
     }
 
-    /// Finds the facts from the current bytes, whatever the file has: for data that was changed on
-    /// purpose, and for a damaged file. Facts of the file that are not wanted are dropped.
+    /// Finds all requested facts in the current bytes and ignores the file: for data that was
+    /// changed on purpose, and for a damaged file. Other facts in the file are dropped.
     #[must_use]
     pub fn anew(mut self) -> Self {
         self.anew = true;
@@ -185,21 +185,21 @@ impl<D: Dataset> FactsBuilder<D> {
     }
 
     /// Opens the facts. The first call reads everything once to make the file, on all cores
-    /// ([`Facts::built`] reports this). Make it before many processes open it.
+    /// ([`Facts::built`] reports this). Make the file before many processes open it.
     ///
     /// Errors: file system errors, including a file that cannot be written; a file of another kind
     /// ([`ErrorKind::Config`]), of another dataset, of this one with other samples or file lengths,
     /// or of other settings ([`ErrorKind::Changed`]); a damaged file ([`ErrorKind::Decode`]); with
-    /// checksums, bytes that differ ([`ErrorKind::Changed`]); no fact, a field without pictures, a
-    /// part of a dataset with chunks ([`ErrorKind::Config`]); a field of 4 GiB or more
-    /// ([`ErrorKind::Limit`]). The file then stays as it is.
+    /// checksums, bytes that differ ([`ErrorKind::Changed`]); no requested fact, a field without
+    /// pictures, a subset of a dataset with chunks ([`ErrorKind::Config`]); a field of 4 GiB or
+    /// more ([`ErrorKind::Limit`]). After an error, the file is unchanged.
     pub fn open(self) -> Result<Facts<D>> {
         self.open_with(None)
     }
 
-    /// As [`open`](Self::open), but takes the seek points from `parts`: datasets with seek points
-    /// that together have the samples and files of this one, in its order. Many machines can thus
-    /// find the points, each of some files.
+    /// Like [`open`](Self::open), but takes the seek points from `parts`: datasets with seek points
+    /// that together have the samples and files of this one, in its order. So many machines can
+    /// find the points, each for some of the files.
     ///
     /// Errors: those of `open` and of `parts`; [`ErrorKind::Config`] if the parts have other
     /// samples, files or fields.
@@ -255,7 +255,7 @@ impl<D: Dataset> FactsBuilder<D> {
     fn wanted(&self) -> Result<Wanted> {
         let refused = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.columns == 0 {
-            return refused("no fact is wanted: choose checksums, lengths or others");
+            return refused("no fact was requested: choose checksums, lengths or others");
         }
         let schema = self.inner.schema();
         let (measured, lens) =
@@ -356,7 +356,7 @@ impl<D: Dataset> FactsBuilder<D> {
         }
         out.publish(&head, &most)?;
         match find(place, &head, self.inner.len())? {
-            // Another process may have added facts meanwhile.
+            // Another process may have added facts during the pass.
             Found::Whole(file) if matches!(wanted.missing(&file.head, place), Ok(0)) => Ok(file),
             _ => {
                 let message =
@@ -412,7 +412,9 @@ impl Wanted {
         for part in parts {
             let part = part?;
             if part.schema() != inner.schema() {
-                return Err(refused("a part has other fields".into()));
+                return Err(refused(
+                    "the fields of a part differ from the dataset's".into(),
+                ));
             }
             for sample in 0..part.len() {
                 for (field, position) in self.pointed.iter().enumerate() {
@@ -430,13 +432,14 @@ impl Wanted {
         }
         let all = inner.len();
         Err(refused(format!(
-            "the parts have {samples} samples, in other files than the dataset's {all}"
+            "the parts have {samples} samples, the dataset {all}, or their files differ"
         )))
     }
 }
 
 impl<D: Dataset> Facts<D> {
-    /// Whether opening found facts by a pass over the data; otherwise they came from their file.
+    /// Whether opening made a pass over the data to find facts; otherwise all facts came from the
+    /// file.
     pub fn built(&self) -> bool {
         matches!(self.origin, FactsOrigin::Made | FactsOrigin::Added)
     }
@@ -470,7 +473,7 @@ impl<D: Dataset> Facts<D> {
         self.columns & column != 0
     }
 
-    /// Position of a field among the measured ones, if lengths are wanted.
+    /// Position of a field among the measured fields, if lengths are requested.
     fn measured(&self, field: usize) -> Option<usize> {
         let position = self.measured.get(field).copied().flatten();
         position.filter(|_| self.has(column::LENGTHS))
@@ -502,8 +505,8 @@ impl<D: Dataset> Facts<D> {
         let name = &self.schema()[field].name;
         let place = self.file.file.path.display();
         let message = format!(
-            "field `{name}` has {found} bytes, and {measured} in the lengths: the data \
-             changed, make the facts in {place} anew"
+            "field `{name}` has {found} bytes, but {measured} in the lengths: the data changed, \
+             make the facts in {place} anew"
         );
         Err(Error::new(ErrorKind::Changed, Stage::Decode, message).with_sample(sample))
     }

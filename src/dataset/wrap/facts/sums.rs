@@ -108,9 +108,9 @@ impl Outline {
         };
         let anew = anew_by();
         let message = format!(
-            "the files have other times or paths than when the facts in {} were made, \
-             and {} of {} checksums differ, first in {}{more}; restore these files, or \
-             make the facts anew ({anew})",
+            "the times or paths of the files changed since the facts in {} were made, and {} of {} \
+             checksums differ, first in {}{more}; restore these files, or make the facts anew \
+             ({anew})",
             place.display(),
             differ.len(),
             self.count,

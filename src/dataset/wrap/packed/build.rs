@@ -84,15 +84,15 @@ impl<D: Dataset> PackedBuilder<D> {
 
     /// Concatenates the documents, instead of packing by best fit: rows are full, and a document
     /// that crosses the end of a row continues in the next row, as a part with its own positions.
-    /// Documents that follow each other in their file are then one read.
+    /// Adjacent documents of a file are then one read.
     pub fn concatenated(mut self) -> Self {
         self.long = Long::Concatenate;
         self
     }
 
     /// Sets the maximum number of documents of a row, and with it the shape of `cu_seqlens`.
-    /// Default: one for each 16 tokens of the row, and at least 64; rows of shorter documents stay
-    /// partly empty.
+    /// Default: one for each 16 tokens of the row, and at least 64. If documents are shorter on
+    /// average, rows stay partly empty.
     pub fn documents_max(mut self, documents: usize) -> Self {
         self.documents_max = Some(documents);
         self
@@ -100,9 +100,8 @@ impl<D: Dataset> PackedBuilder<D> {
 
     /// Also keeps the rows in this file: their tokens, row after row. Opening writes the file if it
     /// does not exist, by one pass over the documents; it takes as much disk space as the tokens. A
-    /// row is then one read, like a window of a token file, instead of a read for each document.
-    /// The state of a run without this file does not fit, since the dataset's files are then
-    /// different.
+    /// row is then one read, like a window of a token file, instead of a read for each document. A
+    /// state saved with this file cannot resume without it, since the dataset's files differ.
     pub fn rows(mut self, file: impl Into<PathBuf>) -> Self {
         self.rows = Some(file.into());
         self
@@ -123,14 +122,15 @@ impl<D: Dataset> PackedBuilder<D> {
 
     /// Opens the table of bins in the file `index`. The first call packs all documents to make it,
     /// on all cores ([`Packed::built`] reports this). The file takes some 5 bytes per document.
-    /// Make it before many processes open it.
+    /// Make the file before many processes open it.
     ///
-    /// Errors: [`ErrorKind::Config`] for an unknown field, one that does not have one dimension or
-    /// is stored in frames or chunks (then use [`copied`](crate::dataset::DatasetExt::copied)), for
-    /// impossible bins, and for an `index` that is another kind of file; [`ErrorKind::Shape`] for a
-    /// document that is longer than a bin, unless it is split, cut or concatenated, and for fields
-    /// of different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or of other
-    /// settings; [`ErrorKind::Empty`] if there are no tokens; file system errors.
+    /// Errors: [`ErrorKind::Config`] for an unknown field, for a field that does not have one
+    /// dimension or is stored in frames or chunks (then use
+    /// [`copied`](crate::dataset::DatasetExt::copied)), for impossible bin sizes, and for an
+    /// `index` that is another kind of file; [`ErrorKind::Shape`] for a document that is longer
+    /// than a bin, unless it is split, cut or concatenated, and for fields of different lengths;
+    /// [`ErrorKind::Changed`] for bins or rows of another dataset or of other settings;
+    /// [`ErrorKind::Empty`] if there are no tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
         unordered(&self.inner, "pack its sources, then mix them")?;
         let (fields, size) = self.checked()?;

@@ -152,8 +152,8 @@ impl<D: Dataset> InnerDocuments<D> {
                 }
                 Long::Refuse | Long::Concatenate => {
                     let message = format!(
-                        "a document of {len} tokens in bins of {room}: split, cut or concatenate \
-                         longer ones"
+                        "a document of {len} tokens does not fit into a bin of {room}: split, cut \
+                         or concatenate longer ones"
                     );
                     return Err(Error::new(ErrorKind::Shape, Stage::Index, message)
                         .with_sample(document.into()));
@@ -164,8 +164,8 @@ impl<D: Dataset> InnerDocuments<D> {
         Ok(Group::new(&items, bin_of, bins, self.size, counts))
     }
 
-    /// Appends the documents at these positions to those before. The last bin stays open, unless
-    /// these are the last documents.
+    /// Appends the documents at these positions to the documents before them. The last bin stays
+    /// open, unless these are the last documents.
     pub(super) fn concatenate(
         &self,
         positions: Range<u64>,
@@ -208,7 +208,7 @@ impl<D: Dataset> InnerDocuments<D> {
     fn check_parts(&self, document: u32, items: usize, len: u64) -> Result<()> {
         let message = match len / u64::from(self.size.room) {
             parts if items as u64 + parts > PARTS_MAX => {
-                format!("documents in more than {PARTS_MAX} parts: take larger bins")
+                format!("documents in more than {PARTS_MAX} parts: use larger bins")
             }
             _ if len > u64::from(u32::MAX) => format!(
                 "a document of {len} tokens; at most {} can be split",

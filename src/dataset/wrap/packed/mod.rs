@@ -48,7 +48,7 @@ pub use build::PackedBuilder;
 /// Number of recently looked up bins that are kept, since each field of a row asks for its bin.
 const RECENT: usize = 16;
 
-/// Fields of a row after those of the documents.
+/// Fields of a row that follow the documents' fields.
 const MADE: [&str; 4] = ["positions", "documents", "cu_seqlens", "max_seqlen"];
 const POSITIONS: usize = 0;
 const DOCUMENTS: usize = 1;
@@ -132,8 +132,8 @@ impl<D: Dataset> Packed<D> {
         self.counts.tokens
     }
 
-    /// Number of documents that were longer than a bin; if they are concatenated, of documents in
-    /// several rows.
+    /// Number of documents that were longer than a bin; with concatenated documents, the number
+    /// that span several rows.
     pub fn long_documents(&self) -> u64 {
         self.counts.long
     }
@@ -154,8 +154,8 @@ impl<D: Dataset> Packed<D> {
         let mut parts = Parts::new();
         let changed = || {
             let message = format!(
-                "the documents of bin {bin} have other lengths than when they were packed: \
-                 delete {}, and a file of rows, to pack them again",
+                "the lengths of the documents of bin {bin} changed since they were packed: delete \
+                 {}, and the file of rows if there is one, to pack them again",
                 self.file.path.display()
             );
             Error::new(ErrorKind::Changed, Stage::Read, message)
@@ -215,16 +215,17 @@ impl<D: Dataset> Packed<D> {
             share if share >= 1.0 && needed > most as usize => {
                 let then = Setting::DocumentsMax.with(needed);
                 format!(
-                    " ({now} ends {share:.0} % of them: {then} has room for documents as short \
+                    " ({now} limits {share:.0} % of them: {then} has room for documents as short \
                      as these)"
                 )
             }
-            share if share >= 1.0 => format!(" ({now} ends {share:.0} % of them)"),
+            share if share >= 1.0 => format!(" ({now} limits {share:.0} % of them)"),
             // A file of an older version has no count.
             _ if ended == 0 && items_max == u64::from(most) => {
-                format!(" ({now} ends some of them)")
+                format!(" ({now} limits some of them)")
             }
-            _ => " (few documents fit together: other rows, or concatenated documents, fill them)"
+            _ => " (few documents fit together: use another row length, or concatenate the \
+                  documents)"
                 .into(),
         }
     }

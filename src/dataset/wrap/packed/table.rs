@@ -135,7 +135,7 @@ impl Group {
     }
 }
 
-/// A hash of a bin's lengths. It detects other lengths on reading, except in one case in 65,536.
+/// A hash of a bin's lengths. On reading, it detects changed lengths except in one case in 65,536.
 #[derive(Clone, Copy, Default)]
 pub(super) struct TableCheck(u32);
 

@@ -1,4 +1,4 @@
-//! Index of a sharded dataset: the place and CRC32C of every field of every sample.
+//! Index of a sharded dataset: the location and CRC32C of every field of every sample.
 //!
 //! ```text
 //! shard ──scanned once, shards in parallel──► table: rows × fields of (offset, length, CRC32C) ──► SHARD.OPTIONS.fdx
@@ -73,10 +73,9 @@
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
 //! - An index file is used if it is complete, was made for the same format and options, and the
 //!   shard still has the same length, modification time and first and last 4 KiB. Otherwise the
-//!   shard is
-//!   scanned again. So the lengths in a torn, cut or forged file are never trusted. Damage in a
-//!   file that is read in place is an error of the affected samples, which says how to make the
-//!   file again.
+//!   shard is scanned again, so the lengths in a torn, truncated or forged file are never trusted.
+//!   Damage in a file that is read in place is an error of the affected samples; the error says how
+//!   to rebuild the file.
 //! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan,
 //!   and many shards take no memory, unless the file is an object itself.
 //! - Index files are put in place by a rename. If the folder is not writable, only the cache is
@@ -130,7 +129,8 @@ macro_rules! index_setters {
         /// read: make the file on a local disk, by opening the same URLs, and upload it. Then a
         /// bucket of any number of shards opens with a few requests.
         ///
-        /// `open` fails if the object is missing or damaged. Shards that it lacks are scanned.
+        /// `open` fails if the object is missing or damaged. Shards that the file lacks are
+        /// scanned.
         #[must_use]
         pub fn index_file(mut self, path: impl Into<PathBuf>) -> Self {
             self.place = Place::File(path.into());
@@ -153,7 +153,7 @@ macro_rules! index_setters {
             self
         }
 
-        /// Opens these shards, in this order. Errors: as [`open`](Self::open).
+        /// Opens these shards, in this order. Errors: those of [`open`](Self::open).
         pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<$dataset> {
             let files: Vec<PathBuf> = paths
                 .iter()
@@ -183,7 +183,7 @@ macro_rules! index_getters {
             self.index.scanned()
         }
 
-        /// Reason why index files could not be saved (first such shard), if any. The next `open`
+        /// Reason why an index file could not be saved (the first of them), if any. The next `open`
         /// then scans again.
         pub fn index_unsaved(&self) -> Option<&str> {
             self.index.unsaved()
@@ -276,8 +276,7 @@ pub struct Index {
 impl Index {
     /// Opens the index of `files`: from its cache, or by `scan`, which gets a shard's bytes and
     /// fills its table. `scan` runs for several shards at once. It reports damage with
-    /// [`Rows::damage`]; an error that it returns is an error of the machine, and opening fails
-    /// with it.
+    /// [`Rows::damage`]; an error that it returns is not damage but fails the opening.
     ///
     /// Errors: file system errors; the first damage unless it is skipped; [`ErrorKind::Config`] for
     /// too many fields.
@@ -450,19 +449,14 @@ impl Index {
     #[doc(hidden)]
     pub fn made(&self) -> String {
         let other =
-            |words: &str| Setting::IndexFile.hint(|setting| format!("{setting} names {words}"));
-        let unsaved = |why| {
-            format!(
-                "; index not saved: {why}; {}",
-                other("a file that can be written")
-            )
-        };
+            |words: &str| Setting::IndexFile.hint(|setting| format!("set {setting} to {words}"));
+        let unsaved = |why| format!("; index not saved: {why}; {}", other("a writable file"));
         let unsaved = self.unsaved().map_or(String::new(), unsaved);
         // The user did not ask for these files, and they are in a data folder.
         let beside = match self.is_beside && self.unsaved.is_none() {
             true => format!(
                 ", kept beside the shards as .fdx files; {}",
-                other("one file elsewhere for all")
+                other("keep them in one file elsewhere")
             ),
             false => String::new(),
         };
@@ -511,8 +505,8 @@ impl Index {
         (shard, row as usize)
     }
 
-    /// Place of field `field` of a sample; `None` if the sample lacks it. Errors: reading errors of
-    /// an index file that is read in place.
+    /// Location of field `field` of a sample; `None` if the sample lacks it. Errors: reading errors
+    /// of an index file that is read in place.
     pub fn entry(&self, sample: u64, field: usize) -> Result<Option<(SourceId, Entry)>> {
         let (shard, row) = self.locate(sample);
         Ok(self.tables[shard]
@@ -522,7 +516,7 @@ impl Index {
 
     /// Adds the parts of a sample to `parts`. Fields close together share an extent, which is read
     /// once. A field that the sample lacks has no bytes. Without checksums, fields in `plain` (a
-    /// bit set) with an extent of their own may be read in place. Errors: as
+    /// bit set) with an extent of their own may be read in place. Errors: those of
     /// [`entry`](Self::entry).
     pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) -> Result<()> {
         let (shard, row) = self.locate(sample);
@@ -564,7 +558,7 @@ impl Index {
         Ok(())
     }
 
-    /// Hash of all places, known from the index files.
+    /// Hash of the locations of all entries, known from the index files.
     pub fn places(&self) -> u64 {
         let places: Vec<u64> = self
             .tables
@@ -606,7 +600,7 @@ impl Index {
             .and_then(|(start, len)| bytes.get(start..)?.get(..len))
             .ok_or_else(|| {
                 let message = format!(
-                    "{} bytes from byte {start} expected, {} came",
+                    "{} bytes from byte {start} expected, {} read",
                     entry.len,
                     bytes.len()
                 );

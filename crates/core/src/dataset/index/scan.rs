@@ -10,8 +10,8 @@ const AHEAD_HEADERS: usize = 4096;
 /// The same for an object, where each read is a request.
 const AHEAD_OBJECT: usize = 4 << 20;
 
-/// Reader of a shard: a window that moves forward, so that no byte is read twice. Offsets before
-/// the window are read again.
+/// Reader of a shard: a window that moves forward, so that a forward scan reads no byte twice.
+/// Bytes before the window are read again.
 pub struct Scan<'a> {
     blob: &'a Blob,
     window: Vec<u8>,
@@ -46,7 +46,7 @@ impl<'a> Scan<'a> {
         self.blob.is_object()
     }
 
-    /// As [`Blob::walk`].
+    /// Like [`Blob::walk`].
     #[doc(hidden)]
     pub fn walk<W: Way>(
         &self,
@@ -81,7 +81,7 @@ impl<'a> Scan<'a> {
             .is_none_or(|end| end > self.len())
         {
             let message = format!(
-                "{len} bytes at offset {offset} do not fit: the shard has {}",
+                "{len} bytes at offset {offset} end past the shard's end: it has {} bytes",
                 self.len()
             );
             return Err(Error::new(ErrorKind::Truncated, Stage::Index, message)
@@ -107,7 +107,7 @@ impl<'a> Scan<'a> {
         Ok(&self.window[start..start + len])
     }
 
-    /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: as
+    /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: those of
     /// [`bytes`](Self::bytes).
     pub fn crc(&mut self, offset: u64, len: u64) -> Result<u32> {
         let mut crc = 0;

@@ -20,7 +20,7 @@ const LEDGER_MAX: usize = 1000;
 /// Maximum number of reasons for leaving something out that have their own count.
 const LEFT_OUT_MAX: usize = 64;
 
-/// Place of one field of one sample. Entries may overlap. Without checksums, nothing reads an
+/// Location of one field of one sample. Entries may overlap. Without checksums, nothing reads an
 /// entry's bytes before [`Index::open`](super::Index::open): its two numbers may also have another
 /// meaning, such as a length in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Rows {
         let refused = |message| Err(Error::new(ErrorKind::User, Stage::Index, message));
         if entries.len() != self.fields {
             return refused(format!(
-                "a sample of {} entries, the index has {} fields",
+                "a sample has {} entries, but the index has {} fields",
                 entries.len(),
                 self.fields
             ));
@@ -156,7 +156,7 @@ impl Rows {
             Some(last) => {
                 self.surplus += 1;
                 last.message = format!(
-                    "{} entries more, the last: {}",
+                    "{} more entries, the last: {}",
                     self.surplus, damage.message
                 );
                 last.len = (damage.offset + damage.len).max(last.offset + last.len) - last.offset;
@@ -491,7 +491,7 @@ impl Table {
         let start = self.record.entries + first * self.form.bytes() as u64;
         let read = self.side.bytes(ENTRIES, start, room.len(), || room);
         let bytes = read.map_err(|error| {
-            error.with_note("delete the index file, and the shard is scanned again")
+            error.with_note("delete the index file, so that the shard is scanned again")
         })?;
         Ok(IndexRow {
             form: self.form,

@@ -74,7 +74,7 @@ impl Fill {
             return Err(Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir));
         }
         let dir = CacheDir::open(cache).map_err(|error| {
-            let message = format!("the folder cannot be a cache: {error}");
+            let message = format!("the folder cannot be used as a cache: {error}");
             Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
         })?;
         // One more block is reserved for the pieces of reads.
@@ -227,7 +227,7 @@ impl Fill {
 }
 
 impl Drop for Fill {
-    /// Writes the pieces that reads received first, within [`LAST`].
+    /// First writes the pieces that reads received, within [`LAST`].
     fn drop(&mut self) {
         let deadline = Instant::now() + LAST;
         while self.shared.has_pieces_to_write() && Instant::now() < deadline {

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 /// well.
 const SMALL: u64 = 32 << 10;
 
-/// Number of requests from which the average is known.
+/// Number of requests after which the average counts.
 const FIRST: u64 = 64;
 
 impl Keep for FillState {
@@ -53,7 +53,7 @@ impl Keep for FillState {
 
     fn pass(&self) {
         self.blocks
-            .dropped("ranges come faster than the disk takes them".into());
+            .dropped("ranges arrive faster than the disk can write them".into());
     }
 
     fn keep(&self, source: SourceId, wide: Range<u64>, mut bytes: Vec<u8>) {

@@ -1,4 +1,4 @@
-//! Where a read goes: to the disk, to the network, or into the queue until a block arrives.
+//! Routes each read: to the disk, to the network, or into the queue until a block arrives.
 
 use super::handle::{Announcer, Fill};
 use super::queue::{BlockId, LOOKUP, Waiting};
@@ -29,7 +29,8 @@ impl Fill {
         answer
     }
 
-    /// As [`route`](Self::route), for a read within one block. It always waits for a missing block.
+    /// Like [`route`](Self::route), for a read within one block. It always waits for a missing
+    /// block.
     pub(in crate::cache) fn bring(&self, op: ReadOp) -> CacheAnswer {
         let state = &*self.shared;
         let block = op.extent.offset / state.blocks.block;

@@ -1,5 +1,5 @@
-//! The state shared by the threads of a cache and its driver: how waiting reads end, and when the
-//! disk is left alone.
+//! The state shared by the threads of a cache and its driver. It completes waiting reads, and
+//! pauses the use of a full or failing disk.
 
 use super::queue::{BlockId, FillQueue, Waiting};
 use crate::cache::CachedBlocks;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long no block is requested after a block was not kept.
+/// Pause before blocks are requested again after a block was not kept.
 pub(super) const REST: Duration = Duration::from_secs(10);
 
 pub(super) struct FillState {
@@ -104,7 +104,7 @@ impl FillState {
     }
 
     /// Completes the reads that wait for an object that cannot be read at all. After an I/O error
-    /// or a stall, they try it themselves.
+    /// or a stall, the reads send their own requests instead.
     pub(super) fn fail(&self, id: BlockId, error: &Error) {
         if matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled) {
             return;

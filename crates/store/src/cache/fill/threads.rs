@@ -39,7 +39,7 @@ impl FillState {
                 false
             }));
             let past_cache = done.unwrap_or_else(|_| {
-                // A bug in this crate. It must not fail a read; nothing more is kept.
+                // A panic is a bug in this crate. It must not fail a read; nothing more is kept.
                 self.flow.fails_until.store(u64::MAX, Ordering::Relaxed);
                 true
             });
@@ -211,8 +211,8 @@ impl FillState {
         }
     }
 
-    /// Opens the upstream of a source, which must be what the loader found first. `None`: nothing
-    /// of the source is kept now.
+    /// Opens the upstream of a source, which must have the version that the loader found first.
+    /// `None`: nothing of the source is kept now.
     pub(super) fn upstream(&self, source: SourceId) -> Result<Option<(Upstream, Identity)>> {
         let never = |why: Option<&str>| {
             why.into_iter()
@@ -361,7 +361,7 @@ impl FillState {
             add(&self.blocks.counts.hits, self.serve(id, buffer));
             return Ok(Some(0));
         }
-        // A block that was wrong already has its space, and so have pieces.
+        // A block that was wrong already occupies its space, and so do pieces.
         let len = entry.layout.block_len(block);
         let there = entry.brought(block * entry.layout.block, len);
         let room = if state == BlockState::Missing {
