@@ -1156,7 +1156,7 @@ mod tests {
         let error = serde_json::from_str::<State>(newer).unwrap_err();
         let text = error.to_string();
         assert!(
-            text.starts_with("version 4 of a state, this feedline reads 3"),
+            text.starts_with("the state has version 4, this feedline reads version 3"),
             "{text}"
         );
         let mut packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
@@ -1327,13 +1327,14 @@ mod tests {
         let batch = with(&|checkpoint| checkpoint.cursor.batch = 1);
         assert_eq!(of(&[(7, batch)]), "rank 7 is at batch 1, the others at 41");
         let seed = with(&|checkpoint| (checkpoint.order.seed, checkpoint.draws) = (1, 1));
-        let expected = "rank 1 has another seed of the order (1, the others 42)";
+        let expected = "rank 1 has a different seed of the order (1; the others have 42)";
         assert_eq!(of(&[(1, seed)]), expected);
         let rows = with(&|checkpoint| (checkpoint.global_batch, checkpoint.cursor.steps) = (64, 1));
-        let expected = "ranks 1, 2 have another global batch (64, the others 256)";
+        let expected = "ranks 1, 2 have a different global batch (64; the others have 256)";
         assert_eq!(of(&[(1, rows.clone()), (2, rows)]), expected);
         let last = with(&|checkpoint| checkpoint.last = LastBatch::Drop);
-        let expected = "rank 1 has other settings (shuffled, drop, the others shuffled, keep)";
+        let expected =
+            "rank 1 has different settings (shuffled, drop; the others have shuffled, keep)";
         assert_eq!(of(&[(1, last)]), expected);
         let other = Fingerprint::of_words(std::array::from_fn(|k| if k < 2 { 7 } else { 0 }));
         let skip = Skip {
@@ -1342,8 +1343,8 @@ mod tests {
             end: 120,
         };
         let skips = with(&|checkpoint| checkpoint.skips.add(skip).unwrap());
-        let expected =
-            "rank 1 has other batches to skip (batches 100..120 of epoch 3, the others none)";
+        let expected = "rank 1 has different batches to skip (batches 100..120 of epoch 3; the others have \
+             none)";
         assert_eq!(of(&[(1, skips)]), expected);
         let dataset = with(&|checkpoint| checkpoint.dataset = other.clone());
         let expected = "rank 1 has a different dataset (7 samples in 7 shards; the others have \

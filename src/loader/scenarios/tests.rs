@@ -541,7 +541,7 @@ fn an_unknown_stream_has_no_cause() {
         let outcome = training(step, copy, usize::MAX, Given::Never).run();
         let report = outcome.report;
         assert!(
-            report.contains("waits     GPU starved: not known"),
+            report.contains("waits     GPU starved: unknown"),
             "{report}"
         );
         let verdict = Verdict::of(&outcome.snapshot);

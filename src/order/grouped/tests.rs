@@ -469,10 +469,10 @@ fn impossible_groups_are_refused_with_their_numbers() {
         plan.map_err(message).map(|plan| plan.largest())
     };
     assert_eq!(plan(&groups, 3, 6), Ok(6));
-    let words = "the groups have 3 samples, the dataset has 4";
+    let words = "the groups have 3 samples, but the dataset has 4";
     assert_eq!(plan(&groups, 4, 1), Err(config(words)));
-    let words = "the batches of group 0 have 6 rows for 7 ranks: some would have none; make \
-         them larger, or take fewer ranks";
+    let words = "the batches of group 0 have 6 rows for 7 ranks: some would have none; make them \
+         larger, or use fewer ranks";
     assert_eq!(plan(&groups, 3, 7), Err(config(words)));
     for (groups, words) in [
         (

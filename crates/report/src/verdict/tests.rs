@@ -156,8 +156,7 @@ fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
 
 #[test]
 fn copies_say_their_share_and_rate_on_the_bus() {
-    let line =
-        "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
+    let line = "on the bus 20 % of the time, at 25.0 GB/s; 70 % of the time the next copy waited";
     assert_said(Cause::NotStarved, line, |s| {
         s.consumer.gpu = Some(on_gpu(100, 0));
         let copy = s.copy.insert(Default::default());
@@ -206,7 +205,7 @@ fn workers_that_lack_cores_are_not_told_to_be_more() {
         s.decode.cores = 4;
         s.decode.busy_ns *= 4;
     });
-    let line = "Of 4.0 workers that could have run 2.0 were on a core";
+    let line = "Of 4.0 workers that could have run, 2.0 were on a core";
     let competing = assert_said(Cause::Decode, line, |s| {
         s.decode.cpu_ns = Some(20_000_000_000);
     });
@@ -250,7 +249,7 @@ fn blocked_workers_are_told_to_be_more() {
     let gain = with(8) / with(4);
     assert!((1.8..2.2).contains(&gain), "{gain}");
     // Those that have no core do compete.
-    let line = "Of 4.0 workers that could have run 2.0 were on a core";
+    let line = "Of 4.0 workers that could have run, 2.0 were on a core";
     assert_said(Cause::Decode, line, |s| {
         s.decode.cpu_ns = Some(20_000_000_000);
         s.decode.delay_ns = Some(19_600_000_000);
@@ -458,8 +457,8 @@ fn advice_names_only_changes_that_gain() {
         let ceilings = verdict.stages.iter().map(|stage| stage.ceiling_items_per_s);
         let least = ceilings.fold(f64::INFINITY, f64::min);
         assert!(now <= 1.000001 * least, "{now} {verdict}");
-        let kept_up = verdict.to_string().contains("can be kept up");
-        assert_eq!(kept_up, 1000.0 > 1.01 * least, "{verdict}");
+        let sustained = verdict.to_string().contains("can be sustained");
+        assert_eq!(sustained, 1000.0 > 1.01 * least, "{verdict}");
     }
 }
 
@@ -638,7 +637,7 @@ fn room_that_lacks_is_named_where_it_lacks() {
     assert_idle("`tuning(|t| t.slots(8))`", |s| {
         s.order.no_slot_ns = 9_000_000_000;
     });
-    assert_idle("wait for room for their bytes", |s| {
+    assert_idle("reads wait for buffer space", |s| {
         s.storage.blocked_ns = 6_000_000_000;
     });
     assert_idle("The consumer holds 3.2 of 4 slots", |s| {
@@ -861,7 +860,7 @@ fn the_taker_of_the_cores_is_the_cause() {
         }
     };
     let line =
-        "threads stood ready without a core for 50 % of the time; the process had 2.0 of 4 cores";
+        "threads were ready but had no core for 50 % of the time; the process had 2.0 of 4 cores";
     let others = assert_said(Cause::OtherPrograms, line, crowded(5.0, 20.0, None));
     let line = "bound by other programs on the cores, starved 50.0 %";
     assert_has(&others, line);
