@@ -873,6 +873,19 @@ mod tests {
         })
     }
 
+    #[track_caller]
+    fn assert_is_state(error: &Error) {
+        assert_eq!(error.kind(), ErrorKind::State, "{error}");
+        assert_eq!(error.stage(), Stage::State, "{error}");
+    }
+
+    #[track_caller]
+    fn refused(bytes: &[u8]) -> Error {
+        let error = State::from_bytes(bytes).unwrap_err();
+        assert_is_state(&error);
+        error
+    }
+
     /// A checkpoint of these numbers, in the order of its fields.
     fn made(
         words: [u64; 15],
@@ -997,28 +1010,20 @@ mod tests {
     #[test]
     fn the_text_is_pinned() {
         for (steps, pinned) in [(1200, PINNED), (1201, NEXT)] {
-            assert_eq!(
-                String::from_utf8(at(steps).to_bytes()).unwrap(),
-                String::from_utf8_lossy(pinned)
-            );
+            let text = String::from_utf8(at(steps).to_bytes()).unwrap();
+            assert_eq!(text, String::from_utf8_lossy(pinned));
             assert_eq!(State::from_bytes(pinned).unwrap(), at(steps));
             let value: serde_json::Value = serde_json::from_slice(pinned).unwrap();
-            assert_eq!(
-                State::from_bytes(&serde_json::to_vec_pretty(&value).unwrap()).unwrap(),
-                at(steps)
-            );
+            let pretty = serde_json::to_vec_pretty(&value).unwrap();
+            assert_eq!(State::from_bytes(&pretty).unwrap(), at(steps));
         }
     }
 
     #[test]
     fn a_state_of_the_largest_numbers_is_less_than_1_kib() {
-        let largest = made(
-            [u64::MAX; 15],
-            [u64::MAX; 22],
-            OrderKind::Sampler,
-            LastBatch::Keep,
-            false,
-        );
+        let words = [u64::MAX; 15];
+        let print = [u64::MAX; 22];
+        let largest = made(words, print, OrderKind::Sampler, LastBatch::Keep, false);
         let text = State::new(largest).to_bytes();
         assert!(text.len() < 1024, "{}", text.len());
         State::from_bytes(&text).unwrap();
@@ -1068,10 +1073,8 @@ mod tests {
                         u64::MAX - 1,
                         u64::MAX,
                     ];
-                    near.into_iter()
-                        .filter(|other| *other != now)
-                        .map(Into::into)
-                        .collect()
+                    let others = near.into_iter().filter(|other| *other != now);
+                    others.map(Into::into).collect()
                 }
                 serde_json::Value::Null => vec![serde_json::json!([0, 0, 0, 0])],
                 serde_json::Value::Bool(on) => vec![(!on).into()],
@@ -1105,10 +1108,8 @@ mod tests {
                     }
                     _ => "damaged: its values have CRC32C",
                 };
-                assert!(
-                    error.message().starts_with(expected),
-                    "{path:?} {other}: {error}"
-                );
+                let is_named = error.message().starts_with(expected);
+                assert!(is_named, "{path:?} {other}: {error}");
             }
         }
     }
@@ -1116,48 +1117,34 @@ mod tests {
     #[test]
     fn a_cut_or_flipped_packed_state_is_refused() {
         let packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
+        let is_refused = |bytes: &[u8]| postcard::from_bytes::<State>(bytes).is_err();
         for len in 0..packed.len() {
-            assert!(
-                postcard::from_bytes::<State>(&packed[..len]).is_err(),
-                "{len}"
-            );
+            assert!(is_refused(&packed[..len]), "{len}");
         }
         for bit in 0..packed.len() * 8 {
             let mut flipped = packed.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(
-                postcard::from_bytes::<State>(&flipped).is_err(),
-                "bit {bit}"
-            );
+            assert!(is_refused(&flipped), "bit {bit}");
         }
     }
 
     #[test]
     fn an_error_names_another_version_of_a_state() {
         let text = String::from_utf8(PINNED.to_vec()).unwrap();
+        let of = |version: u64| text.replace("\"version\":3", &format!("\"version\":{version}"));
+        let other_types = r#"{"epoch":"three","order":[],"news":{"a":1},"version":4}"#;
         let cases = [
-            (4, text.replace("\"version\":3", "\"version\":4")),
+            (4, of(4)),
             // The version before batches could be skipped.
-            (
-                2,
-                text.replace("\"version\":3", "\"version\":2")
-                    .replace("\"skip\":[],", ""),
-            ),
-            (1, text.replace("\"version\":3", "\"version\":1")),
+            (2, of(2).replace("\"skip\":[],", "")),
+            (1, of(1)),
             (4, r#"{"version":4}"#.into()),
-            (
-                4,
-                r#"{"epoch":"three","order":[],"news":{"a":1},"version":4}"#.into(),
-            ),
+            (4, other_types.into()),
             (u64::MAX, r#"{"version":18446744073709551615}"#.into()),
             (1 << 32 | 1, format!(r#"{{"version":{}}}"#, 1_u64 << 32 | 1)),
         ];
         for (version, text) in cases {
-            let error = State::from_bytes(text.as_bytes()).unwrap_err();
-            assert_eq!(
-                (error.kind(), error.stage()),
-                (ErrorKind::State, Stage::State)
-            );
+            let error = refused(text.as_bytes());
             let expected = format!(
                 "state: state not usable: the state has version {version}, this feedline reads \
                  version 3: resume with the release that saved it, or start a new run"
@@ -1166,12 +1153,11 @@ mod tests {
         }
         // Inside another checkpoint, serde reads it.
         let newer = r#"{"version":4,"news":true,"epoch":"three"}"#;
-        let error = serde_json::from_str::<State>(newer)
-            .unwrap_err()
-            .to_string();
+        let error = serde_json::from_str::<State>(newer).unwrap_err();
+        let text = error.to_string();
         assert!(
-            error.starts_with("the state has version 4, this feedline reads version 3"),
-            "{error}"
+            text.starts_with("the state has version 4, this feedline reads version 3"),
+            "{text}"
         );
         let mut packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
         packed[0] = 4;
@@ -1186,81 +1172,48 @@ mod tests {
             text.replacen(from, to, 1).into_bytes()
         };
         let long = format!("\"last\":\"{}\"", "é".repeat(30_000));
+        let epoch = |value: &str| with("\"epoch\":3", &format!("\"epoch\":{value}"));
+        let twice = |pair: &str| with(pair, &format!("{pair},{pair}"));
+        let no_utf8 = |byte: u8| if byte == 1 { 0xff } else { byte };
+        let no_utf8 = with("keep", "ke\u{1}p").into_iter().map(no_utf8);
+        let stirred = with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\"");
+        let deep = [&b"[".repeat(60_000)[..], &b"]".repeat(5000)].concat();
         let cases: [(&str, Vec<u8>); 25] = [
             ("nothing", Vec::new()),
             ("white space", b"   \n".to_vec()),
             ("zeroes", vec![0; 700]),
-            (
-                "not UTF-8",
-                with("keep", "ke\u{1}p")
-                    .iter()
-                    .map(|byte| if *byte == 1 { 0xff } else { *byte })
-                    .collect(),
-            ),
+            ("not UTF-8", no_utf8.collect()),
             ("a number", b"1".to_vec()),
             ("a list", b"[1,3,10240]".to_vec()),
             ("another object", b"{}".to_vec()),
-            ("NaN", with("\"epoch\":3", "\"epoch\":NaN")),
-            ("a fraction", with("\"epoch\":3", "\"epoch\":3.0")),
-            ("an exponent", with("\"epoch\":3", "\"epoch\":3e0")),
-            ("a negative number", with("\"epoch\":3", "\"epoch\":-3")),
-            (
-                "a huge number",
-                with("\"epoch\":3", "\"epoch\":18446744073709551616"),
-            ),
-            (
-                "a huger number",
-                with("\"epoch\":3", &format!("\"epoch\":{}", "9".repeat(5000))),
-            ),
-            ("text for a number", with("\"epoch\":3", "\"epoch\":\"3\"")),
-            ("null", with("\"epoch\":3", "\"epoch\":null")),
-            (
-                "a key twice",
-                with("\"epoch\":3", "\"epoch\":3,\"epoch\":3"),
-            ),
-            (
-                "the version twice",
-                with("\"version\":3", "\"version\":3,\"version\":3"),
-            ),
-            (
-                "an inner key twice",
-                with("\"seed\":42", "\"seed\":42,\"seed\":42"),
-            ),
+            ("NaN", epoch("NaN")),
+            ("a fraction", epoch("3.0")),
+            ("an exponent", epoch("3e0")),
+            ("a negative number", epoch("-3")),
+            ("a huge number", epoch("18446744073709551616")),
+            ("a huger number", epoch(&"9".repeat(5000))),
+            ("text for a number", epoch("\"3\"")),
+            ("null", epoch("null")),
+            ("a key twice", twice("\"epoch\":3")),
+            ("the version twice", twice("\"version\":3")),
+            ("an inner key twice", twice("\"seed\":42")),
             ("a missing key", with("\"epoch\":3,", "")),
             ("a missing past", with("\"past\":null,", "")),
-            (
-                "an unknown kind",
-                with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\""),
-            ),
+            ("an unknown kind", stirred),
             ("long text", with("\"last\":\"keep\"", &long)),
-            (
-                "bytes behind it",
-                with("\"check\"", "\"check\"")
-                    .into_iter()
-                    .chain(*b" x")
-                    .collect(),
-            ),
-            (
-                "deep lists",
-                [&b"[".repeat(60_000)[..], &b"]".repeat(5000)].concat(),
-            ),
+            ("bytes behind it", [PINNED, b" x"].concat()),
+            ("deep lists", deep),
             ("deep objects", br#"{"a":"#.repeat(10_000)),
         ];
+        let expected = (ErrorKind::State, Stage::State);
         for (what, bytes) in cases {
-            let error = State::from_bytes(&bytes).unwrap_err();
-            assert_eq!(
-                (error.kind(), error.stage()),
-                (ErrorKind::State, Stage::State),
-                "{what}"
-            );
+            let error = State::from_bytes(&bytes).expect_err(what);
+            assert_eq!((error.kind(), error.stage()), expected, "{what}");
             let text = error.to_string();
             assert!(text.len() < 1000 && !text.contains('\n'), "{what}: {text}");
         }
-        let unknown = with("\"epoch\":3", "\"epoch\":3,\"note\":[{}]");
-        assert_eq!(
-            State::from_bytes(&unknown).unwrap(),
-            State::new(checkpoint())
-        );
+        let unknown = State::from_bytes(&epoch("3,\"note\":[{}]")).unwrap();
+        assert_eq!(unknown, State::new(checkpoint()));
         let error = State::from_bytes(&vec![b' '; 65_537]).unwrap_err();
         assert_eq!(error.message(), "65537 bytes; a state has less than 1 KiB");
     }
@@ -1282,11 +1235,8 @@ mod tests {
             (empty, "a global batch of 0 rows"),
             (reversed, overlap),
         ] {
-            let error = State::from_bytes(&State { checkpoint }.to_bytes()).unwrap_err();
-            assert_eq!(
-                (error.kind(), error.message()),
-                (ErrorKind::State, expected)
-            );
+            let error = refused(&State { checkpoint }.to_bytes());
+            assert_eq!(error.message(), expected);
         }
         let mut last = checkpoint();
         last.cursor.position = last.order.positions;
@@ -1296,23 +1246,12 @@ mod tests {
     #[test]
     fn one_line_says_where_a_run_stands() {
         let state = at(1200);
-        assert_eq!(
-            state.to_string(),
-            "epoch 3, step 1200 (batch 40 of the epoch, position 10240)"
-        );
-        assert_eq!(
-            (
-                state.epoch(),
-                state.position(),
-                state.batch(),
-                state.steps()
-            ),
-            (3, 10_240, 40, 1200)
-        );
-        assert_eq!(
-            (state.global_batch(), state.fingerprint().samples()),
-            (256, 98_960)
-        );
+        let line = "epoch 3, step 1200 (batch 40 of the epoch, position 10240)";
+        assert_eq!(state.to_string(), line);
+        assert_eq!((state.epoch(), state.position()), (3, 10_240));
+        assert_eq!((state.batch(), state.steps()), (40, 1200));
+        assert_eq!(state.global_batch(), 256);
+        assert_eq!(state.fingerprint().samples(), 98_960);
     }
 
     proptest! {
@@ -1355,10 +1294,8 @@ mod tests {
             State::agree(&vec![at(1200); ranks]).unwrap();
         }
         let error = State::agree(&[]).unwrap_err();
-        assert_eq!(
-            (error.kind(), error.message()),
-            (ErrorKind::Config, "no states to compare")
-        );
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert_eq!(error.message(), "no states to compare");
     }
 
     #[test]
@@ -1370,60 +1307,42 @@ mod tests {
         };
         let of = |changed: &[(usize, State)]| {
             let mut states = vec![at(1201); 8];
-            changed
-                .iter()
-                .for_each(|(rank, state)| states[*rank] = state.clone());
+            for (rank, state) in changed {
+                states[*rank] = state.clone();
+            }
             let error = State::agree(&states).unwrap_err();
-            assert_eq!(
-                (error.kind(), error.stage()),
-                (ErrorKind::State, Stage::State)
-            );
+            assert_is_state(&error);
             error.message().to_string()
         };
-        assert_eq!(
-            of(&[(3, at(1200)), (5, at(1200))]),
-            "ranks 3, 5 are at step 1200, the others at 1201"
-        );
-        assert_eq!(
-            of(&[(0, at(1200)), (5, at(1202))]),
-            "rank 0 is at step 1200, the others at 1201; rank 5 is at step 1202, the \
-             others at 1201"
-        );
+        let expected = "ranks 3, 5 are at step 1200, the others at 1201";
+        assert_eq!(of(&[(3, at(1200)), (5, at(1200))]), expected);
+        let expected = "rank 0 is at step 1200, the others at 1201; rank 5 is at step 1202, the \
+             others at 1201";
+        assert_eq!(of(&[(0, at(1200)), (5, at(1202))]), expected);
         let epoch = with(&|checkpoint| checkpoint.cursor.epoch = 4);
         assert_eq!(of(&[(7, epoch)]), "rank 7 is at epoch 4, the others at 3");
         let position = with(&|checkpoint| checkpoint.cursor.position = 1);
-        assert_eq!(
-            of(&[(7, position)]),
-            "rank 7 is at position 1, the others at 10496"
-        );
+        let expected = "rank 7 is at position 1, the others at 10496";
+        assert_eq!(of(&[(7, position)]), expected);
         let batch = with(&|checkpoint| checkpoint.cursor.batch = 1);
         assert_eq!(of(&[(7, batch)]), "rank 7 is at batch 1, the others at 41");
         let seed = with(&|checkpoint| (checkpoint.order.seed, checkpoint.draws) = (1, 1));
-        assert_eq!(
-            of(&[(1, seed)]),
-            "rank 1 has a different seed of the order (1; the others have 42)"
-        );
+        let expected = "rank 1 has a different seed of the order (1; the others have 42)";
+        assert_eq!(of(&[(1, seed)]), expected);
         let rows = with(&|checkpoint| (checkpoint.global_batch, checkpoint.cursor.steps) = (64, 1));
-        assert_eq!(
-            of(&[(1, rows.clone()), (2, rows)]),
-            "ranks 1, 2 have a different global batch (64; the others have 256)"
-        );
+        let expected = "ranks 1, 2 have a different global batch (64; the others have 256)";
+        assert_eq!(of(&[(1, rows.clone()), (2, rows)]), expected);
         let last = with(&|checkpoint| checkpoint.last = LastBatch::Drop);
-        assert_eq!(
-            of(&[(1, last)]),
-            "rank 1 has different settings (shuffled, drop; the others have shuffled, keep)"
-        );
+        let expected =
+            "rank 1 has different settings (shuffled, drop; the others have shuffled, keep)";
+        assert_eq!(of(&[(1, last)]), expected);
         let other = Fingerprint::of_words(std::array::from_fn(|k| if k < 2 { 7 } else { 0 }));
-        let skips = with(&|checkpoint| {
-            checkpoint
-                .skips
-                .add(Skip {
-                    epoch: 3,
-                    start: 100,
-                    end: 120,
-                })
-                .unwrap()
-        });
+        let skip = Skip {
+            epoch: 3,
+            start: 100,
+            end: 120,
+        };
+        let skips = with(&|checkpoint| checkpoint.skips.add(skip).unwrap());
         let expected = "rank 1 has different batches to skip (batches 100..120 of epoch 3; the others have \
              none)";
         assert_eq!(of(&[(1, skips)]), expected);
@@ -1455,10 +1374,8 @@ mod tests {
             change(&mut other);
             let states = [at(1200), at(1200), State::new(other)];
             let message = State::agree(&states).unwrap_err().message().to_string();
-            assert!(
-                message.starts_with("rank 2 has") && message.contains(what),
-                "{what}: {message}"
-            );
+            assert!(message.starts_with("rank 2 has"), "{what}: {message}");
+            assert!(message.contains(what), "{what}: {message}");
         }
     }
 
@@ -1473,13 +1390,9 @@ mod tests {
         // All different: the first counts as the common state.
         let states: Vec<State> = (0..100).map(|rank| at(1200 + rank)).collect();
         let message = State::agree(&states).unwrap_err().message().to_string();
-        assert!(
-            message.starts_with("rank 1 is at step 1201, the others at 1200; rank 2 "),
-            "{message}"
-        );
-        assert!(
-            message.ends_with("rank 16 is at step 1216, the others at 1200; and 83 more differ"),
-            "{message}"
-        );
+        let start = "rank 1 is at step 1201, the others at 1200; rank 2 ";
+        assert!(message.starts_with(start), "{message}");
+        let end = "rank 16 is at step 1216, the others at 1200; and 83 more differ";
+        assert!(message.ends_with(end), "{message}");
     }
 }

@@ -3,13 +3,11 @@
 
 use super::geometry::{Rect, Size};
 use super::orientation::Orientation;
-use super::tests::alike_after_any_picture;
+use super::tests::{alike_after_any_picture, difference, single};
 use super::workspace::{Encoded, Picture, Workspace, size_of};
 use super::*;
 use feedline_base::error::{Error, ErrorKind, Result};
-use feedline_core::decode::Single;
 use feedline_core::order::Draws;
-use feedline_core::tensor::EncodedField;
 use feedline_jpeg as jpeg;
 use feedline_jpeg::Header;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
@@ -34,16 +32,11 @@ fn expected() -> Vec<(String, Size, Vec<u8>)> {
         .filter(|line| !line.starts_with('#'))
         .map(|line| {
             let (name, numbers) = line.split_once(": ").unwrap();
-            let numbers: Vec<usize> = numbers
-                .split(' ')
-                .map(|word| word.parse().unwrap())
-                .collect();
+            let numbers = numbers.split(' ').map(|word| word.parse().unwrap());
+            let numbers: Vec<usize> = numbers.collect();
             let size = Size::new(numbers[0] as u32, numbers[1] as u32);
-            (
-                name.to_string(),
-                size,
-                pixels[numbers[2]..][..numbers[3]].to_vec(),
-            )
+            let pixels = pixels[numbers[2]..][..numbers[3]].to_vec();
+            (name.to_string(), size, pixels)
         })
         .collect()
 }
@@ -103,6 +96,12 @@ fn encoded(pixels: &[u8], size: Size, kind: Kind, quality: u8) -> Vec<u8> {
     bytes
 }
 
+/// A smooth picture in colour with a restart marker after so many MCUs.
+fn restarting(seed: u64, size: Size, interval: u16) -> Vec<u8> {
+    let kind = Kind { interval, ..COLOR };
+    encoded(&noise(seed, size, true), size, kind, 80)
+}
+
 /// Pixels of an MCU.
 fn mcu(kind: Kind) -> Size {
     let factors = kind.factor as u8 & 0x7F;
@@ -127,13 +126,9 @@ fn refusal(input: &[u8]) -> Option<Error> {
 }
 
 fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> Result<Picture> {
-    workspace.decode(
-        Encoded::alone(input),
-        image,
-        Limits::default(),
-        &mut Draws::new(seed, 0, 0, "t"),
-        None,
-    )
+    let mut draws = Draws::new(seed, 0, 0, "t");
+    let encoded = Encoded::alone(input);
+    workspace.decode(encoded, image, Limits::default(), &mut draws, None)
 }
 
 /// Sequential and progressive scans in many orders, samplings with odd factors, with and without
@@ -180,18 +175,15 @@ fn an_incomplete_progressive_picture_is_smoothed_as_by_libjpeg_turbo() {
                 top,
                 size: Size { width, height },
             };
-            assert!(
-                cut(input, rect, 1, false).unwrap() == pixels_of(&all, size, rect),
-                "{line}: {rect:?}"
-            );
+            let part = cut(input, rect, 1, false).unwrap();
+            assert!(part == pixels_of(&all, size, rect), "{line}: {rect:?}");
         }
     }
 }
 
 #[test]
 fn frames_of_mjpeg_without_huffman_tables_have_the_standards() {
-    let size = Size::new(40, 30);
-    let input = encoded(&noise(3, size, true), size, COLOR, 80);
+    let input = restarting(3, Size::new(40, 30), 0);
     let mut bare = input[..2].to_vec();
     let mut at = 2;
     loop {
@@ -211,27 +203,17 @@ fn frames_of_mjpeg_without_huffman_tables_have_the_standards() {
 
 #[test]
 fn a_sequential_scan_with_the_parameters_of_a_progressive_one_is_taken_on_request() {
-    let size = Size::new(40, 30);
-    let input = encoded(&noise(3, size, true), size, COLOR, 80);
+    let input = restarting(3, Size::new(40, 30), 0);
     let scan = Header::parse(&input).unwrap().scan;
     let mut odd = input.clone();
     odd[scan - 2] = 0;
     let decode = |strict| {
         let mut workspace = Workspace::default();
-        decode(
-            &odd,
-            &Image::resize(40, 30).strict(strict),
-            0,
-            &mut workspace,
-        )
-        .map(|_| workspace.resized)
+        let image = Image::resize(40, 30).strict(strict);
+        decode(&odd, &image, 0, &mut workspace).map(|_| workspace.resized)
     };
-    assert!(
-        decode(true)
-            .unwrap_err()
-            .to_string()
-            .contains("coefficients 0 to 0")
-    );
+    let error = decode(true).unwrap_err().to_string();
+    assert!(error.contains("coefficients 0 to 0"), "{error}");
     assert!(decode(false).unwrap() == whole(&input).1);
 }
 
@@ -295,18 +277,13 @@ fn compare(
         ..Workspace::default()
     };
     other.resize(Rect::of(whole.0), &crop, image.filter, None);
-    assert!(
-        workspace.resized == other.resized,
-        "{crop:?} of {:?}, {image:?}",
-        whole.0
-    );
+    let size = whole.0;
+    let is_same = workspace.resized == other.resized;
+    assert!(is_same, "{crop:?} of {size:?}, {image:?}");
     let needed = crop.needed(image.filter);
     let found = cut(input, needed, 1, true).unwrap();
-    assert!(
-        found == pixels_of(&whole.1, whole.0, needed),
-        "{needed:?} of {:?}",
-        whole.0
-    );
+    let expected = pixels_of(&whole.1, size, needed);
+    assert!(found == expected, "{needed:?} of {size:?}");
 }
 
 fn factors() -> impl Strategy<Value = SamplingFactor> {
@@ -391,30 +368,17 @@ proptest! {
 /// picture.
 #[test]
 fn restart_intervals_by_another_encoder_are_read_alike() {
-    for (name, size, expected) in expected()
-        .iter()
-        .filter(|(name, ..)| !name.starts_with("orientation"))
-    {
+    let mut all = expected();
+    all.retain(|(name, ..)| !name.starts_with("orientation"));
+    for (name, size, expected) in &all {
         let input = fixture(name);
         let whole = whole(&input);
         assert_eq!(whole.0, *size);
-        let most = whole
-            .1
-            .iter()
-            .zip(expected)
-            .map(|(a, b)| a.abs_diff(*b))
-            .max()
-            .unwrap();
-        assert_eq!(most, 0, "{name}");
+        assert_eq!(difference(&whole.1, expected).0, 0, "{name}");
         let mut workspace = Workspace::default();
+        let image = Image::random_resized_crop(5);
         for seed in 0..60 {
-            compare(
-                &input,
-                &Image::random_resized_crop(5),
-                seed,
-                &mut workspace,
-                &whole,
-            );
+            compare(&input, &image, seed, &mut workspace, &whole);
         }
     }
 }
@@ -435,11 +399,7 @@ fn markers(input: &[u8]) -> Vec<usize> {
 #[test]
 fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
     let size = Size::new(160, 96);
-    let kind = Kind {
-        interval: 2,
-        ..COLOR
-    };
-    let good = encoded(&noise(3, size, true), size, kind, 80);
+    let good = restarting(3, size, 2);
     let markers = markers(&good);
     assert_eq!(markers.len(), 5 * 6);
     let mut bad = Vec::new();
@@ -447,18 +407,12 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
         let before = &good[..*at];
         let after = &good[at + 2..];
         bad.push(("missing", [before, after].concat()));
-        bad.push((
-            "doubled",
-            [before, &good[*at..at + 2], &good[*at..]].concat(),
-        ));
-        bad.push((
-            "another",
-            [before, &[0xFF, 0xD0 | (index as u8 + 3) & 7], after].concat(),
-        ));
-        bad.push((
-            "a segment is missing",
-            [before, &good[markers[index + 1]..]].concat(),
-        ));
+        let doubled = &good[*at..at + 2];
+        bad.push(("doubled", [before, doubled, &good[*at..]].concat()));
+        let another = [0xFF, 0xD0 | (index as u8 + 3) & 7];
+        bad.push(("another", [before, &another, after].concat()));
+        let rest = &good[markers[index + 1]..];
+        bad.push(("a segment is missing", [before, rest].concat()));
         bad.push(("the end", [before, &[0xFF, 0xD9]].concat()));
         bad.push(("cut", before.to_vec()));
     }
@@ -466,15 +420,11 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
         for seed in 0..4 {
             let image = Image::random_resized_crop(5).scale(0.05, 0.1);
             let mut workspace = Workspace::default();
-            let error = decode(&input, &image, seed, &mut workspace)
-                .map(|_| ())
-                .expect_err(what);
+            let mut decode = |image: &Image| decode(&input, image, seed, &mut workspace).map(drop);
+            let error = decode(&image).expect_err(what);
             assert_eq!(error.kind(), ErrorKind::Decode);
-            let whole = Image::resize(5, 5);
-            decode(&input, &whole, seed, &mut workspace)
-                .map(|_| ())
-                .expect_err(what);
-            decode(&input, &image.strict(false), seed, &mut workspace).expect(what);
+            decode(&Image::resize(5, 5)).expect_err(what);
+            decode(&image.strict(false)).expect(what);
         }
     }
 }
@@ -483,15 +433,7 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
 fn a_lost_restart_interval_leaves_the_others_in_their_places() {
     let size = Size::new(160, 96);
     let row = 3 * 160;
-    let good = encoded(
-        &noise(3, size, true),
-        size,
-        Kind {
-            interval: 10,
-            ..COLOR
-        },
-        80,
-    );
+    let good = restarting(3, size, 10);
     let all = cut(&good, Rect::of(size), 1, true).unwrap();
     let markers = markers(&good);
     for lost in 0..4 {
@@ -511,16 +453,7 @@ fn a_lost_restart_interval_leaves_the_others_in_their_places() {
 
 #[test]
 fn segments_may_follow_the_last_restart_interval() {
-    let size = Size::new(160, 96);
-    let good = encoded(
-        &noise(3, size, true),
-        size,
-        Kind {
-            interval: 2,
-            ..COLOR
-        },
-        80,
-    );
+    let good = restarting(3, Size::new(160, 96), 2);
     let (data, end) = good.split_at(good.len() - 2);
     for more in [
         &b"\xFF\xFE\0\x04ab"[..],
@@ -528,47 +461,32 @@ fn segments_may_follow_the_last_restart_interval() {
         b"\xFF\xDC\0\x04\0\x60",
         b"\xFF\xD5\xFF\xFE\0\x02",
     ] {
-        assert!(
-            whole(&[data, more, end].concat()) == whole(&good),
-            "{more:02x?}"
-        );
-        assert!(
-            refusal(&[data, more].concat()).is_some(),
-            "without an end marker"
-        );
+        let found = whole(&[data, more, end].concat());
+        assert!(found == whole(&good), "{more:02x?}");
+        let refused = refusal(&[data, more].concat());
+        assert!(refused.is_some(), "without an end marker");
     }
-    assert!(
-        refusal(&[data, b"\xFF\xC8\0\x02", end].concat()).is_some(),
-        "a marker that follows no data"
-    );
+    let refused = refusal(&[data, b"\xFF\xC8\0\x02", end].concat());
+    assert!(refused.is_some(), "a marker that follows no data");
 }
 
 #[test]
 fn segments_that_are_passed_may_have_a_length_below_2() {
-    let size = Size::new(40, 30);
-    let good = encoded(&noise(3, size, true), size, COLOR, 80);
+    let good = restarting(3, Size::new(40, 30), 0);
     for empty in [b"\xFF\xE5\0\0", b"\xFF\xFE\0\x01", b"\xFF\xDC\0\0"] {
         assert!(whole(&[&good[..2], empty, &good[2..]].concat()) == whole(&good));
     }
-    assert!(
-        refusal(&[&good[..2], b"\xFF\xDB\0\0", &good[2..]].concat()).is_some(),
-        "a table without content"
-    );
+    let refused = refusal(&[&good[..2], b"\xFF\xDB\0\0", &good[2..]].concat());
+    assert!(refused.is_some(), "a table without content");
 }
 
 /// Restart markers may follow fill bytes, and a segment's data may be a stuffed byte of ones.
 #[test]
 fn fill_bytes_before_restart_markers_are_no_data() {
     let size = Size::new(96, 64);
-    let good = encoded(
-        &noise(4, size, false),
-        size,
-        Kind {
-            interval: 1,
-            ..COLOR
-        },
-        95,
-    );
+    let interval = 1;
+    let kind = Kind { interval, ..COLOR };
+    let good = encoded(&noise(4, size, false), size, kind, 95);
     let mut filled = good.clone();
     for at in markers(&good).into_iter().rev() {
         filled.splice(at..at, [0xFF, 0xFF]);
@@ -583,16 +501,7 @@ fn fill_bytes_before_restart_markers_are_no_data() {
 /// Among the intervals of the crop, damage is found as it is in a whole picture.
 #[test]
 fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
-    let size = Size::new(160, 96);
-    let good = encoded(
-        &noise(5, size, true),
-        size,
-        Kind {
-            interval: 2,
-            ..COLOR
-        },
-        80,
-    );
+    let good = restarting(5, Size::new(160, 96), 2);
     let needed = Rect {
         left: 40,
         top: 20,
@@ -619,39 +528,25 @@ fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
 
 #[test]
 fn a_picture_is_turned_upright_on_request_as_pillow_does() {
-    for (name, size, expected) in expected()
-        .iter()
-        .filter(|(name, ..)| name.starts_with("orientation"))
-    {
+    let mut all = expected();
+    all.retain(|(name, ..)| name.starts_with("orientation"));
+    for (name, size, expected) in &all {
         let input = fixture(name);
         let image = Image::resize(size.width, size.height);
         let upright = image.clone().exif_orientation(true);
-        let planes = upright.clone().layout(PixelLayout::Nchw);
-        let mut single = Single::new(upright, &EncodedField::image("image")).unwrap();
-        single.decode(&input, 0, 0, 0).unwrap();
-        let most = single
-            .bytes(0)
-            .iter()
-            .zip(expected)
-            .map(|(a, b)| a.abs_diff(*b))
-            .max()
-            .unwrap();
-        assert_eq!(most, 0, "{name}");
-        let interleaved = single.bytes(0).to_vec();
-        let mut single = Single::new(planes, &EncodedField::image("image")).unwrap();
-        single.decode(&input, 0, 0, 0).unwrap();
+        let mut planes = single(upright.clone().layout(PixelLayout::Nchw));
+        let mut upright = single(upright);
+        upright.decode(&input, 0, 0, 0).unwrap();
+        assert_eq!(difference(upright.bytes(0), expected).0, 0, "{name}");
+        planes.decode(&input, 0, 0, 0).unwrap();
         let count = size.pixels() as usize;
-        let found: Vec<u8> = (0..3 * count)
-            .map(|at| single.bytes(0)[at % 3 * count + at / 3])
-            .collect();
-        assert_eq!(found, interleaved, "{name}: planes");
+        let interleaved = (0..3 * count).map(|at| planes.bytes(0)[at % 3 * count + at / 3]);
+        let interleaved: Vec<u8> = interleaved.collect();
+        assert_eq!(interleaved, upright.bytes(0), "{name}: planes");
         // Off by default.
-        let mut workspace = Workspace::default();
-        let stored = decode(&input, &image, 0, &mut workspace).unwrap();
-        assert_eq!(
-            (stored.size, stored.orientation),
-            (Size::new(29, 18), Orientation::default())
-        );
+        let stored = decode(&input, &image, 0, &mut Workspace::default()).unwrap();
+        assert_eq!(stored.size, Size::new(29, 18));
+        assert_eq!(stored.orientation, Orientation::default());
     }
 }
 
@@ -663,7 +558,8 @@ fn crops_of_a_turned_picture_are_those_of_the_upright_one() {
         let mut exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".to_vec();
         exif.extend([value, 0, 0, 0, 0, 0, 0, 0]);
         let orientation = Orientation::of_exif(&[b"Exif\0\0", &exif[..]].concat());
-        let upright = noise(u64::from(value), orientation.size(size), true);
+        let upright_size = orientation.size(size);
+        let upright = noise(u64::from(value), upright_size, true);
         let mut stored = vec![0; upright.len()];
         // The turn that undoes it: both quarter turns are each other's, the others their own.
         let inverse = match value {
@@ -671,7 +567,7 @@ fn crops_of_a_turned_picture_are_those_of_the_upright_one() {
             8 => Orientation::of_exif(&[b"Exif\0\0", &exif[..18], &[6, 0, 0, 0]].concat()),
             _ => orientation,
         };
-        inverse.turn(&upright, orientation.size(size), &mut stored);
+        inverse.turn(&upright, upright_size, &mut stored);
         let encode = |pixels: &[u8], size: Size, exif: Option<&[u8]>| {
             let mut bytes = Vec::new();
             let mut encoder = Encoder::new(&mut bytes, 100);
@@ -679,34 +575,25 @@ fn crops_of_a_turned_picture_are_those_of_the_upright_one() {
             if let Some(exif) = exif {
                 encoder.add_exif_metadata(exif).unwrap();
             }
+            let [width, height] = [size.width, size.height].map(|side| side as u16);
             encoder
-                .encode(
-                    pixels,
-                    size.width as u16,
-                    size.height as u16,
-                    ColorType::Rgb,
-                )
+                .encode(pixels, width, height, ColorType::Rgb)
                 .unwrap();
             bytes
         };
         let turned = encode(&stored, size, Some(&exif));
-        let straight = encode(&upright, orientation.size(size), None);
+        let straight = encode(&upright, upright_size, None);
         for image in [
             Image::random_resized_crop(24).flip(0.5),
             Image::center_crop(40, 33),
             Image::resize(30, 20),
         ] {
-            let mut turned_up = Single::new(
-                image.clone().exif_orientation(true),
-                &EncodedField::image("x"),
-            )
-            .unwrap();
-            let mut plain = Single::new(image, &EncodedField::image("x")).unwrap();
+            let mut turned_up = single(image.clone().exif_orientation(true));
+            let mut plain = single(image);
             for id in 0..10 {
                 turned_up.decode(&turned, 0, 0, id).unwrap();
                 plain.decode(&straight, 0, 0, id).unwrap();
-                let pairs = turned_up.bytes(0).iter().zip(plain.bytes(0));
-                let most = pairs.map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+                let (most, _) = difference(turned_up.bytes(0), plain.bytes(0));
                 // Two encodings of the same pixels, rounded along other axes.
                 assert!(most <= 4, "orientation {value}: {most}");
             }
@@ -721,25 +608,15 @@ fn chroma_of_any_sampling_is_in_its_place() {
     let size = Size::new(90, 70);
     let pixels = noise(1, size, true);
     let factors = [F_4_2, F_1_4, F_2_4, F_4_1, F_1_1, F_2_1, F_1_2, F_2_2];
-    for (factor, interval) in factors
-        .into_iter()
-        .flat_map(|factor| [(factor, 0), (factor, 5)])
-    {
-        let (_, found) = whole(&encoded(
-            &pixels,
-            size,
-            Kind {
-                factor,
-                interval,
-                ..COLOR
-            },
-            90,
-        ));
-        let differences = found
-            .iter()
-            .zip(&pixels)
-            .map(|(a, b)| f64::from(a.abs_diff(*b)));
-        let mean = differences.sum::<f64>() / pixels.len() as f64;
+    let all = factors.map(|factor| [(factor, 0), (factor, 5)]);
+    for (factor, interval) in all.into_iter().flatten() {
+        let kind = Kind {
+            factor,
+            interval,
+            ..COLOR
+        };
+        let (_, found) = whole(&encoded(&pixels, size, kind, 90));
+        let (_, mean) = difference(&found, &pixels);
         // Chroma of the wrong place: over 100.
         assert!(mean < 40.0, "{factor:?}: {mean}");
     }
@@ -748,7 +625,6 @@ fn chroma_of_any_sampling_is_in_its_place() {
 #[cfg(turbojpeg)]
 mod turbo {
     use super::super::oracle::{self, Written};
-    use super::super::tests::difference;
     use super::super::workspace::PURPOSE;
     use super::*;
 
@@ -765,7 +641,7 @@ mod turbo {
         out
     }
 
-    fn fixtures() -> Vec<(String, Vec<u8>)> {
+    fn fixtures() -> Vec<Vec<u8>> {
         let files = ["jpeg", "images", "scans"]
             .into_iter()
             .flat_map(|name| std::fs::read_dir(folder(name)).unwrap());
@@ -783,7 +659,7 @@ mod turbo {
         paths.sort();
         paths
             .iter()
-            .map(|path| (path.display().to_string(), std::fs::read(path).unwrap()))
+            .map(|path| std::fs::read(path).unwrap())
             .collect()
     }
 
@@ -791,10 +667,8 @@ mod turbo {
     /// with seek points.
     #[test]
     fn a_part_of_every_kind_of_picture_is_that_of_the_whole() {
-        for (_, input) in fixtures()
-            .into_iter()
-            .flat_map(|(name, input)| [(name.clone(), embedded(&input)), (name, input)])
-        {
+        let all = fixtures().into_iter();
+        for input in all.flat_map(|input| [embedded(&input), input]) {
             let whole = right(&input);
             for seed in 0..30 {
                 let image = Image::random_resized_crop(5).scale(0.01, 1.0);
@@ -809,27 +683,20 @@ mod turbo {
     #[test]
     fn pictures_by_libjpeg_turbo_are_decoded_as_by_libjpeg_turbo() {
         let kinds = (0..7).flat_map(|samp| [(samp, false), (samp, true)]);
-        for (samp, progressive, seed) in
-            kinds.flat_map(|(samp, kind)| (0..6).map(move |seed| (samp, kind, seed)))
-        {
+        let kinds = kinds.flat_map(|(samp, kind)| (0..6).map(move |seed| (samp, kind, seed)));
+        for (subsampling, progressive, seed) in kinds {
             let size = Size::new(60 + 13 * seed as u32, 90 - 9 * seed as u32);
             let pixels = noise(seed, size, seed % 2 == 0);
             for interval in [0, 1, 2, 3, 5] {
-                let input = oracle::encoded(
-                    &pixels,
-                    (size.width, size.height),
-                    Written {
-                        subsampling: samp,
-                        quality: 90,
-                        interval,
-                        progressive,
-                    },
-                );
+                let written = Written {
+                    subsampling,
+                    quality: 90,
+                    interval,
+                    progressive,
+                };
+                let input = oracle::encoded(&pixels, (size.width, size.height), written);
                 let expected = right(&input);
-                assert!(
-                    whole(&input) == expected,
-                    "{samp} {progressive} {interval} {seed}"
-                );
+                assert!(whole(&input) == expected, "{written:?} {seed}");
                 let mut workspace = Workspace::default();
                 for turn in 0..4 {
                     let image = Image::random_resized_crop(5)
@@ -857,18 +724,14 @@ mod turbo {
             let data =
                 (u64::from(bits & 0x1FFF) << 50 | u64::from(bits & 0xFFF) << 37 | 0b10 << 35)
                     | ((1 << 35) - 1);
-            let data: Vec<u8> = data.to_be_bytes()[..4]
-                .iter()
-                .flat_map(|byte| {
-                    if *byte == 0xFF {
-                        vec![0xFF, 0]
-                    } else {
-                        vec![*byte]
-                    }
-                })
-                .collect();
+            let mut stuffed = Vec::new();
+            for byte in &data.to_be_bytes()[..4] {
+                let stuffing: &[u8] = if *byte == 0xFF { &[0] } else { &[] };
+                stuffed.push(*byte);
+                stuffed.extend(stuffing);
+            }
             let tables = [table(0, [1, 0], &[13]), table(0x10, [1, 1], &[12, 0])].concat();
-            let input = [&quants, &tables, &frame[..], &data, b"\xFF\xD9"].concat();
+            let input = [&quants, &tables, &frame[..], &stuffed, b"\xFF\xD9"].concat();
             assert!(whole(&input) == right(&input), "{bits:x}");
         }
     }
@@ -905,10 +768,8 @@ mod turbo {
             };
             let size = size.divided(scale);
             let own = cut(&input, Rect::of(size), scale, false).unwrap();
-            assert!(
-                own == right,
-                "seed {seed}, 1/{scale} of {width}x{height} pixels, {written:?}"
-            );
+            let case = format!("seed {seed}, 1/{scale} of {width}x{height} pixels, {written:?}");
+            assert!(own == right, "{case}");
             shown += 1;
             let left = draws.below(size.width.into()) as u32;
             let top = draws.below(size.height.into()) as u32;
@@ -918,10 +779,7 @@ mod turbo {
                 size: Size::new(size.width - left, (size.height - top).div_ceil(2)),
             };
             let part = cut(&input, rect, scale, false).unwrap();
-            assert!(
-                part == pixels_of(&right, size, rect),
-                "seed {seed}, {rect:?} at 1/{scale}"
-            );
+            assert!(part == pixels_of(&right, size, rect), "{rect:?}, {case}");
         }
         assert!(shown > 150, "{shown}");
     }
@@ -933,22 +791,18 @@ mod turbo {
         let pixels = noise(3, size, true);
         let mut taken = 0;
         for (progressive, strict) in [(false, true), (true, true), (true, false)] {
-            let good = oracle::encoded(
-                &pixels,
-                (40, 30),
-                Written {
-                    subsampling: 2,
-                    quality: 80,
-                    interval: 0,
-                    progressive,
-                },
-            );
+            let written = Written {
+                subsampling: 2,
+                quality: 80,
+                interval: 0,
+                progressive,
+            };
+            let good = oracle::encoded(&pixels, (40, 30), written);
             let scans = memchr::memmem::find_iter(&good, b"\xFF\xDA").take(2);
             let places: Vec<usize> = scans.chain([2]).collect();
             let markers = (1..=0xFE).filter(|marker| *marker != 0xD9);
-            for (marker, length) in
-                markers.flat_map(|marker| (0..6).map(move |length| (marker, length)))
-            {
+            let segments = markers.flat_map(|marker| (0..6).map(move |length| (marker, length)));
+            for (marker, length) in segments {
                 let segment = &[0xFF, marker, 0, length, 0, 0, 0][..2 + usize::from(length.max(2))];
                 for at in &places {
                     let input = [&good[..*at], segment, &good[*at..]].concat();
@@ -973,23 +827,13 @@ mod turbo {
     /// All pixels at 1 / `scale` of the size, by the engine and by libjpeg-turbo; nothing of large
     /// pictures.
     fn scaled(input: &[u8], scale: u32) -> [Option<Vec<u8>>; 2] {
-        let Ok(header) = Header::parse(input) else {
+        let size = Header::parse(input).ok().map(|header| size_of(&header));
+        let Some(size) = size.filter(|size| size.pixels() <= 1 << 20) else {
             return [None, None];
         };
-        if size_of(&header).pixels() > 1 << 20 {
-            return [None, None];
-        }
-        let own = cut(
-            input,
-            Rect::of(size_of(&header).divided(scale)),
-            scale,
-            true,
-        )
-        .ok();
-        [
-            own,
-            oracle::pixels(input, scale as usize).map(|(_, pixels)| pixels),
-        ]
+        let own = cut(input, Rect::of(size.divided(scale)), scale, true);
+        let turbo = oracle::pixels(input, scale as usize);
+        [own.ok(), turbo.map(|(_, pixels)| pixels)]
     }
 
     fn written() -> impl Strategy<Value = Written> {
@@ -1055,9 +899,9 @@ mod turbo {
     fn a_byte_or_two_before_the_end_marker_are_an_encoders_habit() {
         let size = Size::new(40, 30);
         for interval in [0, 3, 1] {
-            let good = encoded(&noise(1, size, true), size, Kind { interval, ..COLOR }, 80);
+            let good = restarting(1, size, interval);
             let end = good.len() - 2;
-            let mut single = Single::new(Image::resize(8, 8), &EncodedField::image("x")).unwrap();
+            let mut single = single(Image::resize(8, 8));
             single.decode(&good, 0, 0, 0).unwrap();
             let expected = single.bytes(0).to_vec();
             for surplus in 1..=2 {
@@ -1066,9 +910,8 @@ mod turbo {
                 assert_eq!(single.bytes(0), expected, "{surplus} bytes");
             }
             let input = [&good[..end], &[1; 24], &good[end..]].concat();
-            let error = single
-                .decode(&input, 0, 0, 0)
-                .expect_err(&format!("{interval}"));
+            let case = format!("interval {interval}");
+            let error = single.decode(&input, 0, 0, 0).expect_err(&case);
             assert_eq!(error.kind(), ErrorKind::Decode);
         }
     }
@@ -1076,28 +919,20 @@ mod turbo {
     #[test]
     fn a_progressive_picture_of_too_many_scans_is_refused() {
         let size = Size::new(16, 16);
-        let input = encoded(
-            &noise(1, size, true),
-            size,
-            Kind {
-                progressive: true,
-                ..COLOR
-            },
-            80,
-        );
+        let kind = Kind {
+            progressive: true,
+            ..COLOR
+        };
+        let input = encoded(&noise(1, size, true), size, kind, 80);
         // The last scan, again and again.
-        let start = input
-            .windows(2)
-            .rposition(|pair| pair == [0xFF, 0xDA])
-            .unwrap();
+        let start = memchr::memmem::rfind(&input, b"\xFF\xDA").unwrap();
         let mut many = input[..start].to_vec();
         for _ in 0..150 {
             many.extend(&input[start..input.len() - 2]);
         }
         many.extend([0xFF, 0xD9]);
         for strict in [true, false] {
-            let image = Image::resize(8, 8).strict(strict);
-            let mut single = Single::new(image, &EncodedField::image("x")).unwrap();
+            let mut single = single(Image::resize(8, 8).strict(strict));
             single.decode(&input, 0, 0, 0).unwrap();
             let error = single.decode(&many, 0, 0, 0).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
@@ -1128,10 +963,8 @@ mod turbo {
             let mut mean = 0.0_f64;
             for seed in 0..20 {
                 let size = Size::new(180 + seed as u32, 140);
-                let kind = Kind {
-                    interval: if seed % 2 == 0 { 1 } else { 0 },
-                    ..COLOR
-                };
+                let interval = if seed % 2 == 0 { 1 } else { 0 };
+                let kind = Kind { interval, ..COLOR };
                 let input = encoded(&waves(seed, size), size, kind, 95);
                 for image in [
                     Image::center_crop(output, output),
@@ -1142,8 +975,8 @@ mod turbo {
                     if crop.part.width.min(crop.part.height) >= f64::from(scale * output) {
                         assert_eq!(scaled.scale_of(&crop), scale);
                     }
-                    let mut exact = Single::new(image, &EncodedField::image("x")).unwrap();
-                    let mut scaled = Single::new(scaled, &EncodedField::image("x")).unwrap();
+                    let mut exact = single(image);
+                    let mut scaled = single(scaled);
                     exact.decode(&input, 0, 0, seed).unwrap();
                     scaled.decode(&input, 0, 0, seed).unwrap();
                     let (max, average) = difference(exact.bytes(0), scaled.bytes(0));

@@ -43,22 +43,29 @@ fn fixtures() -> Vec<(String, Vec<u8>)> {
 
 /// The whole picture as RGB.
 fn whole(input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
-    let mut decode = |width, height| {
+    let mut sized = |width, height| {
         let image = Image::resize(width, height);
-        workspace.decode(
-            Encoded::alone(input),
-            &image,
-            Limits::default(),
-            &mut Draws::new(0, 0, 0, "test"),
-            None,
-        )
+        decode(input, &image, Limits::default(), 0, workspace)
     };
-    let Size { width, height } = decode(1, 1)?.size;
-    let size = decode(width, height)?.size;
+    let Size { width, height } = sized(1, 1)?;
+    let size = sized(width, height)?;
     Ok((size, workspace.resized.clone()))
 }
 
-fn single(image: Image) -> Single {
+/// Gives the size at which the picture was decoded.
+fn decode(
+    input: &[u8],
+    image: &Image,
+    limits: Limits,
+    seed: u64,
+    workspace: &mut Workspace,
+) -> Result<Size> {
+    let mut draws = Draws::new(seed, 0, 0, "test");
+    let picture = workspace.decode(Encoded::alone(input), image, limits, &mut draws, None)?;
+    Ok(picture.size)
+}
+
+pub(super) fn single(image: Image) -> Single {
     Single::new(image, &EncodedField::image("image")).unwrap()
 }
 
@@ -122,11 +129,8 @@ fn every_format_decodes_as_pillow_does() {
         let (most, mean) = difference(&pixels, &case.expected);
         let (allowed, allowed_mean) = tolerance(&case.picture);
         let bad = most > allowed || mean > allowed_mean;
-        println!(
-            "{:24} {most:3} {mean:.3} {}",
-            case.picture,
-            if bad { "TOO FAR" } else { "" }
-        );
+        let note = if bad { "TOO FAR" } else { "" };
+        println!("{:24} {most:3} {mean:.3} {note}", case.picture);
         failed |= bad;
     }
     assert!(!failed, "see the table above");
@@ -160,12 +164,8 @@ fn run(case: &Case, input: &[u8], workspace: &mut Workspace) -> Vec<u8> {
                 };
                 let image = Image::random_resized_crop(numbers[4]);
                 workspace.pixels = pixels;
-                workspace.resize(
-                    Rect::of(size),
-                    &Crop::of_view(rect, case.size),
-                    image.filter,
-                    None,
-                );
+                let crop = Crop::of_view(rect, case.size);
+                workspace.resize(Rect::of(size), &crop, image.filter, None);
                 return workspace.resized.clone();
             }
             words => {
@@ -208,20 +208,17 @@ fn crops_and_resizes_are_those_of_torchvision() {
             let expected = values(&case.expected);
             assert_eq!(found.len(), expected.len());
             // In levels of 1/255, of the channel with the least deviation; rounded up.
-            let levels = found
-                .iter()
-                .zip(&expected)
-                .map(|(a, b)| (a - b).abs() * 255.0 * 0.224);
+            let pairs = found.iter().zip(&expected);
+            let levels = pairs.map(|(a, b)| (a - b).abs() * 255.0 * 0.224);
             (levels.fold(0.0, f32::max) - 1e-3).ceil() as u8
         } else {
             difference(&found, &case.expected).0
         };
         let allowed = allowed + u8::from(case.words[0] == "crop" && vertical_first(case));
-        println!(
-            "{name:50} {most} {}",
-            if most > allowed { "TOO FAR" } else { "" }
-        );
-        failed |= most > allowed;
+        let bad = most > allowed;
+        let note = if bad { "TOO FAR" } else { "" };
+        println!("{name:50} {most} {note}");
+        failed |= bad;
     }
     assert!(!failed, "see the table above");
 }
@@ -358,20 +355,15 @@ fn oracle_random(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mu
 
 /// The values of a row as f64, whatever its dtype.
 fn values(bytes: &[u8], dtype: DType) -> Vec<f64> {
+    fn wide<T: bytemuck::Pod + Into<f64>>(bytes: &[u8]) -> Vec<f64> {
+        let values = bytemuck::pod_collect_to_vec::<u8, T>(bytes);
+        values.into_iter().map(Into::into).collect()
+    }
     match dtype {
-        DType::U8 => bytes.iter().map(|v| f64::from(*v)).collect(),
-        DType::F16 => bytemuck::pod_collect_to_vec::<u8, f16>(bytes)
-            .iter()
-            .map(|v| f64::from(*v))
-            .collect(),
-        DType::BF16 => bytemuck::pod_collect_to_vec::<u8, bf16>(bytes)
-            .iter()
-            .map(|v| f64::from(*v))
-            .collect(),
-        _ => bytemuck::pod_collect_to_vec::<u8, f32>(bytes)
-            .iter()
-            .map(|v| f64::from(*v))
-            .collect(),
+        DType::U8 => wide::<u8>(bytes),
+        DType::F16 => wide::<f16>(bytes),
+        DType::BF16 => wide::<bf16>(bytes),
+        _ => wide::<f32>(bytes),
     }
 }
 
@@ -430,22 +422,14 @@ fn compare(row: &[u8], image: &Image, resized: &[f64], flip: bool) {
 fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
     let input = fixture("rgb.png");
     let (picture, pixels) = whole(&input, &mut Workspace::default()).unwrap();
+    let center = |resize, size| Op::CenterCrop { resize, size };
     let ops = [
         Op::Resize(Size::new(13, 29)),
         Op::Resize(Size::new(70, 50)),
         Op::Resize(picture),
-        Op::CenterCrop {
-            resize: 31,
-            size: 24,
-        },
-        Op::CenterCrop {
-            resize: 47,
-            size: 46,
-        },
-        Op::CenterCrop {
-            resize: 20,
-            size: 20,
-        },
+        center(31, 24),
+        center(47, 46),
+        center(20, 20),
         Op::Cover {
             size: Size::new(30, 21),
             random: false,
@@ -460,20 +444,18 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
             ratio: (0.75, 4.0 / 3.0),
         },
     ];
-    for (op, id) in ops
-        .into_iter()
-        .flat_map(|op| (0..5).map(move |id| (op, id)))
-    {
+    let all = ops.map(|op| (0..5).map(move |id| (op, id)));
+    for (op, id) in all.into_iter().flatten() {
         let mut draws = Draws::new(3, 1, id, PURPOSE);
         let flip = draws.bool(0.5);
         let crop = match op {
             Op::Resize(size) => Crop::of_view(Rect::of(picture), size),
             Op::CenterCrop { resize, size } => oracle_center(picture, resize, size),
             Op::Cover { size, random } => oracle_cover(picture, size, random, &mut draws),
-            Op::RandomResizedCrop { scale, ratio, .. } => Crop::of_view(
-                oracle_random(picture, scale, ratio, &mut draws),
-                op.output(),
-            ),
+            Op::RandomResizedCrop { scale, ratio, .. } => {
+                let view = oracle_random(picture, scale, ratio, &mut draws);
+                Crop::of_view(view, op.output())
+            }
             Op::Patches(_) => unreachable!("not in the list"),
         };
         let resized = oracle_resize(&pixels, picture, crop);
@@ -503,18 +485,13 @@ fn random_crops_are_those_of_torchvision_given_the_same_draws() {
         (4000, 30),
         (3, 2),
     ];
-    for ((width, height), id) in sizes
-        .into_iter()
-        .flat_map(|size| (0..200).map(move |id| (size, id)))
-    {
+    let scale = (0.08, 1.0);
+    let ratio = (3.0 / 4.0, 4.0 / 3.0);
+    let size = 8;
+    let op = Op::RandomResizedCrop { size, scale, ratio };
+    let all = sizes.map(|size| (0..200).map(move |id| (size, id)));
+    for ((width, height), id) in all.into_iter().flatten() {
         let picture = Size::new(width, height);
-        let scale = (0.08, 1.0);
-        let ratio = (3.0 / 4.0, 4.0 / 3.0);
-        let op = Op::RandomResizedCrop {
-            size: 8,
-            scale,
-            ratio,
-        };
         let crop = op.crop(picture, &mut Draws::new(0, 0, id, "t"));
         let Rect { left, top, size } = crop.view;
         assert!(size.pixels() > 0 && left + size.width <= width && top + size.height <= height);
@@ -539,35 +516,31 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
     let picture = Size::new(500, 375);
     let scale = (0.08, 1.0);
     let ratio = (3.0 / 4.0, 4.0 / 3.0);
-    let op = Op::RandomResizedCrop {
-        size: 8,
-        scale,
-        ratio,
-    };
+    let size = 8;
+    let op = Op::RandomResizedCrop { size, scale, ratio };
     let ours: Vec<_> = (0..COUNT)
         .map(|id| op.crop(picture, &mut Draws::new(9, 4, id, PURPOSE)).view)
         .collect();
     let theirs: Vec<_> = (0..COUNT)
         .map(|id| oracle_random(picture, scale, ratio, &mut Draws::new(77, 0, id, "other")))
         .collect();
-    let statistics: [fn(&Rect) -> f64; 6] = [
-        |rect| rect.size.pixels() as f64 / 187_500.0,
-        |rect| (rect.size.pixels() as f64 / 187_500.0).powi(2),
-        |rect| (f64::from(rect.size.width) / f64::from(rect.size.height)).ln(),
-        |rect| {
-            (f64::from(rect.size.width) / f64::from(rect.size.height))
-                .ln()
-                .powi(2)
-        },
-        |rect| f64::from(rect.left) + f64::from(rect.size.width) / 2.0,
-        |rect| f64::from(rect.top) + f64::from(rect.size.height) / 2.0,
+    let area = |rect: &Rect| rect.size.pixels() as f64 / 187_500.0;
+    let ratio = |rect: &Rect| (f64::from(rect.size.width) / f64::from(rect.size.height)).ln();
+    let statistics: [&dyn Fn(&Rect) -> f64; 6] = [
+        &area,
+        &|rect| area(rect).powi(2),
+        &ratio,
+        &|rect| ratio(rect).powi(2),
+        &|rect| f64::from(rect.left) + f64::from(rect.size.width) / 2.0,
+        &|rect| f64::from(rect.top) + f64::from(rect.size.height) / 2.0,
     ];
     for (index, statistic) in statistics.into_iter().enumerate() {
         let (a, a_error) = mean(ours.iter().map(statistic));
         let (b, b_error) = mean(theirs.iter().map(statistic));
         // Four standard errors: 1 in 16,000 by chance, and the draws are fixed.
+        let allowed = 4.0 * a_error.hypot(b_error);
         assert!(
-            (a - b).abs() < 4.0 * a_error.hypot(b_error),
+            (a - b).abs() < allowed,
             "statistic {index}: {a} {b} ± {a_error}"
         );
     }
@@ -583,25 +556,17 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
             count += 1.0;
         }
         let expected = count / 10.0;
-        let chi_square: f64 = bins
-            .iter()
-            .map(|bin| (bin - expected).powi(2) / expected)
-            .sum();
+        let parts = bins.map(|bin| (bin - expected).powi(2) / expected);
+        let chi_square: f64 = parts.iter().sum();
         assert!(chi_square < 33.7, "{chi_square} {bins:?}");
     }
     // The whole area when the ratio leaves no choice: uniform over the scale.
-    let op = Op::RandomResizedCrop {
-        size: 8,
-        scale,
-        ratio: (1.0, 1.0),
-    };
+    let ratio = (1.0, 1.0);
+    let op = Op::RandomResizedCrop { size, scale, ratio };
     let square = Size::new(2000, 2000);
     let areas = (0..COUNT).map(|id| {
-        op.crop(square, &mut Draws::new(5, 0, id, PURPOSE))
-            .view
-            .size
-            .pixels() as f64
-            / 4e6
+        let crop = op.crop(square, &mut Draws::new(5, 0, id, PURPOSE));
+        crop.view.size.pixels() as f64 / 4e6
     });
     let (area, error) = mean(areas);
     assert!((area - 0.54).abs() < 4.0 * error, "{area} ± {error}");
@@ -669,32 +634,26 @@ fn a_cut_picture_of_another_format_is_an_error_or_complete() {
     let mut workspace = Workspace::default();
     for (name, input) in fixtures().iter().filter(|(name, _)| !name.ends_with("jpg")) {
         let good = whole(input, &mut workspace).unwrap();
-        for length in (0..input.len())
-            .rev()
-            .enumerate()
-            .filter(|(n, _)| *n < 40 || n % 9 == 0)
-            .map(|(_, l)| l)
-        {
+        for lost in (1..=input.len()).filter(|lost| *lost <= 40 || lost % 9 == 1) {
+            let place = format!("{name} without the last {lost} bytes");
             // Other pixels than the last picture's, so that what is not written shows.
             workspace.pixels.fill(0x5A);
-            match whole(&input[..length], &mut workspace) {
-                Ok(found) => assert!(found == good, "{name} cut at {length} of {}", input.len()),
-                Err(error) => assert_eq!(
-                    error.kind(),
-                    ErrorKind::Decode,
-                    "{name} cut at {length}: {error}"
-                ),
+            match whole(&input[..input.len() - lost], &mut workspace) {
+                Ok(found) => assert!(found == good, "{place}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Decode, "{place}: {error}"),
             }
         }
     }
 }
 
+/// The last place of these bytes.
+fn last(input: &[u8], bytes: &[u8]) -> usize {
+    memchr::memmem::rfind(input, bytes).unwrap()
+}
+
 /// Offset of the first entropy-coded byte.
 fn scan_of(input: &[u8]) -> usize {
-    let at = input
-        .windows(2)
-        .rposition(|pair| pair == [0xFF, 0xDA])
-        .unwrap();
+    let at = last(input, &[0xFF, 0xDA]);
     at + 2 + usize::from(u16::from_be_bytes([input[at + 2], input[at + 3]]))
 }
 
@@ -723,10 +682,8 @@ fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
             assert!(found.is_err(), "{name}: {kept} of {end} bytes");
         }
         let doubled = [&input[..end], &input[end - 40..]].concat();
-        assert!(
-            whole(&doubled, &mut workspace).is_err(),
-            "{name}: too much data"
-        );
+        let found = whole(&doubled, &mut workspace);
+        assert!(found.is_err(), "{name}: too much data");
     }
 }
 
@@ -767,9 +724,8 @@ fn what_browsers_show_of_a_cut_jpeg_is_had_on_request() {
         "decode: cannot decode: JPEG without its end marker: the file is cut"
     );
     assert!(strict.bytes(0).is_empty());
-    single(Image::resize(9, 9).strict(false))
-        .decode(cut, 0, 0, 0)
-        .unwrap();
+    let mut lenient = single(Image::resize(9, 9).strict(false));
+    lenient.decode(cut, 0, 0, 0).unwrap();
 }
 
 /// As Pillow's libjpeg does.
@@ -794,6 +750,7 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
             .map(|()| single.bytes(0).to_vec())
     };
     let expected = decode(&good, true).unwrap();
+    let advice = "; `strict(false)` decodes the readable part";
     for (case, input) in cases.iter().enumerate() {
         assert!(decode(input, false).unwrap() == expected, "case {case}");
         match decode(input, true) {
@@ -801,12 +758,7 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
             Ok(pixels) => assert!(case > 0 && pixels == expected, "case {case}"),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Decode);
-                assert!(
-                    error
-                        .message()
-                        .ends_with("; `strict(false)` decodes the readable part"),
-                    "case {case}: {error}"
-                );
+                assert!(error.message().ends_with(advice), "case {case}: {error}");
             }
         }
     }
@@ -814,18 +766,12 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
     let scan = Header::parse(&good).unwrap().scan;
     damaged[scan + 20..scan + 40].fill(0xFF);
     let error = decode(&damaged, true).unwrap_err();
-    assert!(
-        error
-            .message()
-            .ends_with("; `strict(false)` decodes the readable part"),
-        "{error}"
-    );
+    assert!(error.message().ends_with(advice), "{error}");
     // Within a shard the place is that of the member: the pipeline adds the file's.
     assert_eq!(error.site().offset, None);
     let cut = &good[..good.len() - 2];
-    let error = jpeg::Decoder::default()
-        .embed(cut, &mut Vec::new())
-        .unwrap_err();
+    let embedded = jpeg::Decoder::default().embed(cut, &mut Vec::new());
+    let error = embedded.unwrap_err();
     let error = feedline_base::error::Error::of_jpeg(error, cut);
     assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
     assert_eq!(error.site().offset, Some(cut.len() as u64));
@@ -841,13 +787,9 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
 fn a_png_with_a_colour_profile_that_cannot_be_read_has_its_pixels() {
     let good = fixture("rgb.png");
     let body = b"iCCPname\0\x01not deflate";
-    let chunk = [
-        &big_endian(body.len() as u32 - 4)[..],
-        body,
-        &big_endian(png_crc(body)),
-    ]
-    .concat();
-    let odd = [&good[..33], &chunk, &good[33..]].concat();
+    let length = big_endian(body.len() as u32 - 4);
+    let crc = big_endian(png_crc(body));
+    let odd = [&good[..33], &length, body, &crc, &good[33..]].concat();
     let workspace = &mut Workspace::default();
     assert!(whole(&odd, workspace).unwrap() == whole(&good, workspace).unwrap());
 }
@@ -859,16 +801,10 @@ fn big_endian(value: u32) -> [u8; 4] {
 /// Headers of pictures of 65,535 × 65,535 pixels (16,383 a side in WebP).
 fn bombs() -> Vec<(&'static str, Vec<u8>)> {
     let mut jpeg = fixture("420.jpg");
-    let frame = jpeg
-        .windows(4)
-        .position(|bytes| bytes == [0xFF, 0xC0, 0, 17])
-        .unwrap();
+    let frame = last(&jpeg, &[0xFF, 0xC0, 0, 17]);
     jpeg[frame + 5..frame + 9].fill(0xFF);
     let mut progressive = fixture("progressive.jpg");
-    let frame = progressive
-        .windows(4)
-        .position(|bytes| bytes == [0xFF, 0xC2, 0, 17])
-        .unwrap();
+    let frame = last(&progressive, &[0xFF, 0xC2, 0, 17]);
     progressive[frame + 5..frame + 9].fill(0xFF);
     let mut png = fixture("rgb.png");
     png[16..20].copy_from_slice(&big_endian(65_535));
@@ -881,7 +817,7 @@ fn bombs() -> Vec<(&'static str, Vec<u8>)> {
     bmp[18..22].copy_from_slice(&65_535_u32.to_le_bytes());
     bmp[22..26].copy_from_slice(&65_535_u32.to_le_bytes());
     let mut webp = fixture("lossless.webp");
-    let at = webp.windows(4).position(|bytes| bytes == b"VP8L").unwrap();
+    let at = last(&webp, b"VP8L");
     // Width - 1 and height - 1 in 14 bits each, behind a byte of signature.
     let sides = 16_382 | 16_382 << 14 | u32::from(webp[at + 12] & 0xF0) << 24;
     webp[at + 9..at + 13].copy_from_slice(&sides.to_le_bytes());
@@ -913,15 +849,13 @@ fn a_header_over_the_limits_is_refused_before_memory_is_taken() {
         let mut workspace = Workspace::default();
         let error = whole(&input, &mut workspace).map(|_| ()).expect_err(name);
         assert_eq!(error.kind(), ErrorKind::Limit, "{name}: {error}");
+        let text = error.to_string();
         let side = if name == "WebP" {
             "16383x16383"
         } else {
             "65535x65535"
         };
-        assert!(
-            error.to_string().contains(side) && error.to_string().contains("67108864"),
-            "{error}"
-        );
+        assert!(text.contains(side) && text.contains("67108864"), "{text}");
         assert_eq!(workspace.pixels.capacity(), 0, "{name}");
     }
 }
@@ -929,26 +863,18 @@ fn a_header_over_the_limits_is_refused_before_memory_is_taken() {
 #[test]
 fn the_message_of_a_limit_names_the_header_and_the_limit() {
     let input = fixture("progressive.jpg");
-    let limits = |pixels, bytes, memory| {
-        Image::resize(8, 8).limits(Limits {
+    let many = 1 << 20;
+    for (pixels, bytes, memory, words) in [
+        (2000, many, many, "61x43 = 2623 pixels; the limit is 2000"),
+        (1 << 20, 1000, many, "1393 encoded bytes; the limit is 1000"),
+        (1 << 20, many, 1000, "61x43 pixels take "),
+    ] {
+        let image = Image::resize(8, 8).limits(Limits {
             pixels,
             bytes,
             memory,
             ..Limits::default()
-        })
-    };
-    let cases = [
-        (
-            limits(2000, 1 << 20, 1 << 20),
-            "61x43 = 2623 pixels; the limit is 2000",
-        ),
-        (
-            limits(1 << 20, 1000, 1 << 20),
-            "1393 encoded bytes; the limit is 1000",
-        ),
-        (limits(1 << 20, 1 << 20, 1000), "61x43 pixels take "),
-    ];
-    for (image, words) in cases {
+        });
         let error = single(image).decode(&input, 0, 0, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Limit);
         assert!(error.to_string().contains(words), "{error}");
@@ -959,37 +885,32 @@ fn the_message_of_a_limit_names_the_header_and_the_limit() {
 fn what_an_earlier_picture_left_makes_room_for_a_later_one() {
     let input = fixture("progressive.jpg");
     let image = Image::resize(4, 4);
-    let decode = |workspace: &mut Workspace, memory| {
+    let within = |memory, workspace: &mut Workspace| {
         let limits = Limits {
             memory,
             ..Limits::default()
         };
-        workspace
-            .decode(
-                Encoded::alone(&input),
-                &image,
-                limits,
-                &mut Draws::new(0, 0, 0, "test"),
-                None,
-            )
-            .map(|_| ())
+        decode(&input, &image, limits, 0, workspace)
     };
     let mut workspace = Workspace {
         pixels: vec![0; 1 << 20],
         ..Workspace::default()
     };
-    decode(&mut workspace, 4 << 20).unwrap();
+    within(4 << 20, &mut workspace).unwrap();
     assert_eq!(workspace.pixels.len(), 1 << 20, "kept while there is room");
-    let enough = (1..)
-        .map(|kib| kib << 10)
-        .find(|memory| decode(&mut Workspace::default(), *memory).is_ok());
-    decode(&mut workspace, enough.unwrap()).unwrap();
+    let mut sizes = (1..).map(|kib| kib << 10);
+    let enough = sizes.find(|memory| within(*memory, &mut Workspace::default()).is_ok());
+    within(enough.unwrap(), &mut workspace).unwrap();
     assert!(workspace.pixels.len() < 1 << 20);
 }
 
 #[test]
 fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
     let random = || Image::random_resized_crop(8);
+    let floats = || random().dtype(DType::F32);
+    let no_scale = "`scale` is for `random_resized_crop`";
+    let no_ratio = "`ratio` is for `random_resized_crop`";
+    let no_merge = "`patches without merge`";
     let cases = [
         (Image::resize(0, 5), "0x5"),
         (Image::resize(5, 100_000), "5x100000"),
@@ -1003,24 +924,12 @@ fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
         (random().ratio(0.0, 1.0), "ratio 0 to 1"),
         (random().ratio(2.0, 1.0), "ratio 2 to 1"),
         (random().ratio(1.0, f64::INFINITY), "ratio 1 to inf"),
-        (
-            Image::resize(8, 8).scale(0.5, 1.0),
-            "`scale` is for `random_resized_crop`",
-        ),
-        (
-            Image::center_crop(8, 8).ratio(0.5, 1.0),
-            "`ratio` is for `random_resized_crop`",
-        ),
+        (Image::resize(8, 8).scale(0.5, 1.0), no_scale),
+        (Image::center_crop(8, 8).ratio(0.5, 1.0), no_ratio),
         (random().enlarge(false), "`enlarge` is for `patches`"),
         (random().merge(2, 4), "`merge` is for `patches`"),
-        (
-            Image::patches(8, 64).merge(2, 4).enlarge(false),
-            "`patches without merge`",
-        ),
-        (
-            Image::patches(8, 64).enlarge(true).merge(2, 4),
-            "`patches without merge`",
-        ),
+        (Image::patches(8, 64).merge(2, 4).enlarge(false), no_merge),
+        (Image::patches(8, 64).enlarge(true).merge(2, 4), no_merge),
         (random().random_crop(true), "`random_crop` is for `buckets`"),
         (random().flip(1.5), "flip probability 1.5"),
         (random().flip(f64::NAN), "flip probability NaN"),
@@ -1029,16 +938,8 @@ fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
             random().normalize(MEAN, STD),
             "u8 pixels cannot be normalised",
         ),
-        (
-            random().dtype(DType::F32).normalize(MEAN, [1.0, 0.0, 1.0]),
-            "std",
-        ),
-        (
-            random()
-                .dtype(DType::F32)
-                .normalize([f32::NAN, 0.0, 0.0], STD),
-            "mean",
-        ),
+        (floats().normalize(MEAN, [1.0, 0.0, 1.0]), "std"),
+        (floats().normalize([f32::NAN, 0.0, 0.0], STD), "mean"),
     ];
     for (image, words) in cases {
         let error = image.outputs(&EncodedField::image("x")).unwrap_err();
@@ -1046,15 +947,10 @@ fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
         assert!(error.to_string().contains(words), "{error}");
     }
     let raw = EncodedField::raw(Field::fixed("x", DType::U8, [3]));
-    assert_eq!(
-        random().outputs(&raw).unwrap_err().kind(),
-        ErrorKind::Config
-    );
-    let field = random()
-        .dtype(DType::BF16)
-        .layout(PixelLayout::Nchw)
-        .outputs(&EncodedField::bytes("x"))
-        .unwrap();
+    let error = random().outputs(&raw).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let planes = random().dtype(DType::BF16).layout(PixelLayout::Nchw);
+    let field = planes.outputs(&EncodedField::bytes("x")).unwrap();
     assert_eq!(field, [Field::fixed("x", DType::BF16, [3, 8, 8])]);
 }
 
@@ -1081,10 +977,8 @@ fn what_is_not_a_picture_is_told_by_its_first_bytes() {
     for (input, words) in cases {
         let error = single.decode(input, 0, 0, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Decode);
-        assert!(
-            error.to_string().contains(words) && !error.to_string().contains('\n'),
-            "{error}"
-        );
+        let text = error.to_string();
+        assert!(text.contains(words) && !text.contains('\n'), "{text}");
     }
 }
 
@@ -1092,41 +986,30 @@ fn what_is_not_a_picture_is_told_by_its_first_bytes() {
 #[test]
 fn jpegs_of_unusual_kinds_are_named() {
     let base = fixture("420.jpg");
-    let frame = base
-        .windows(4)
-        .position(|bytes| bytes == [0xFF, 0xC0, 0, 17])
-        .unwrap();
-    let with = |at: usize, byte: u8| {
+    let frame = last(&base, &[0xFF, 0xC0, 0, 17]);
+    for (at, byte, words) in [
+        (1, 0xC3, "SOF3: lossless, hierarchical or arithmetic"),
+        (1, 0xC9, "SOF9"),
+        (4, 12, "12 bits per sample"),
+        (9, 2, "2 components"),
+    ] {
         let mut input = base.clone();
         input[frame + at] = byte;
-        whole(&input, &mut Workspace::default())
-            .unwrap_err()
-            .to_string()
-    };
-    assert!(with(1, 0xC3).contains("SOF3: lossless, hierarchical or arithmetic"));
-    assert!(with(1, 0xC9).contains("SOF9"));
-    assert!(with(4, 12).contains("12 bits per sample"));
-    assert!(with(9, 2).contains("2 components"));
+        let error = whole(&input, &mut Workspace::default()).unwrap_err();
+        assert!(error.to_string().contains(words), "{words}: {error}");
+    }
     let mut low = base.clone();
     low[frame + 5..frame + 7].fill(0);
-    let hierarchical = [
-        &base[..frame],
-        &[0xFF, 0xDE],
-        &base[frame + 2..frame + 19],
-        &base[frame..],
-    ]
-    .concat();
+    let segment = &base[frame + 2..frame + 19];
+    let hierarchical = [&base[..frame], &[0xFF, 0xDE], segment, &base[frame..]].concat();
     for (input, words) in [
         (low, "height comes after its data (DNL)"),
         (hierarchical, "DHP: hierarchical"),
     ] {
         for strict in [true, false] {
             let image = Image::resize(8, 8).strict(strict);
-            let mut draws = Draws::new(0, 0, 0, "test");
-            let encoded = Encoded::alone(&input);
-            let decoded =
-                Workspace::default().decode(encoded, &image, Limits::default(), &mut draws, None);
-            let error = decoded.err().unwrap();
+            let workspace = &mut Workspace::default();
+            let error = decode(&input, &image, Limits::default(), 0, workspace).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }
     }
@@ -1140,24 +1023,16 @@ pub(super) fn alike_after_any_picture(
     limits: Limits,
     seed: u64,
 ) -> bool {
-    let decode = |left_over: Vec<u8>| {
+    let row = |left_over: Vec<u8>| {
         let mut workspace = Workspace {
             pixels: left_over,
             ..Workspace::default()
         };
-        workspace
-            .decode(
-                Encoded::alone(input),
-                image,
-                limits,
-                &mut Draws::new(seed, 0, 0, "test"),
-                None,
-            )
-            .ok()?;
+        decode(input, image, limits, seed, &mut workspace).ok()?;
         assert!(workspace.pixels.capacity() <= limits.memory);
         Some(workspace.resized)
     };
-    decode(Vec::new()) == decode(vec![0x5A; 3 << 20])
+    row(Vec::new()) == row(vec![0x5A; 3 << 20])
 }
 
 proptest! {

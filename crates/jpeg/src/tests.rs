@@ -38,10 +38,8 @@ struct Pixels(Vec<u8>, usize);
 
 impl Pixels {
     fn of(region: Region) -> Self {
-        Self(
-            vec![0x5A; 3 * region.width as usize * region.height as usize],
-            3 * region.width as usize,
-        )
+        let row = 3 * region.width as usize;
+        Self(vec![0x5A; row * region.height as usize], row)
     }
 }
 
@@ -82,14 +80,8 @@ fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
         header: &Header::parse(input)?,
         strict: true,
     };
-    Decoder::default().decode(
-        picture,
-        &Scans::of(picture, 100)?,
-        points,
-        region,
-        1,
-        &mut out,
-    )?;
+    let scans = Scans::of(picture, 100)?;
+    Decoder::default().decode(picture, &scans, points, region, 1, &mut out)?;
     Ok(out.0)
 }
 
@@ -128,17 +120,14 @@ fn encoded_as(
     if interval > 0 {
         encoder.set_restart_interval(interval);
     }
-    let pixels = noise(
-        seed,
-        usize::from(width) * usize::from(height) * channels,
-        if seed.is_multiple_of(2) { 8.0 } else { 120.0 },
-    );
-    let kind = [
-        ColorType::Luma,
-        ColorType::Rgb,
-        ColorType::Rgb,
-        ColorType::Cmyk,
-    ][channels - 1];
+    let count = usize::from(width) * usize::from(height) * channels;
+    let most = if seed.is_multiple_of(2) { 8.0 } else { 120.0 };
+    let pixels = noise(seed, count, most);
+    let kind = match channels {
+        1 => ColorType::Luma,
+        4 => ColorType::Cmyk,
+        _ => ColorType::Rgb,
+    };
     encoder.encode(&pixels, width, height, kind).unwrap();
     bytes
 }
@@ -154,12 +143,7 @@ fn vector_kernels_equal_the_scalar_ones() {
         let far = bytes(width + 2);
         for out in [2 * width, (2 * width).saturating_sub(1)] {
             let both = [best, kernels::SCALAR].map(|kernels| {
-                let mut rows = [
-                    vec![0; out],
-                    vec![0; out],
-                    vec![0; width],
-                    vec![0; 3 * width],
-                ];
+                let mut rows = [out, out, width, 3 * width].map(|len| vec![0; len]);
                 (kernels.h2v1)(&near, &mut rows[0]);
                 (kernels.h2v2)(&near, &far, &mut rows[1]);
                 (kernels.h1v2)(&near[1..=width], &far[1..=width], 2, &mut rows[2]);
@@ -183,12 +167,9 @@ fn vector_transforms_equal_the_scalar_ones() {
             (1 << (turn % 11), 120)
         };
         let filled = 1 + draws.below(64);
-        let mut value = |k: u64| {
-            if k < filled {
-                draws.below(2 * most) as i16 - most as i16
-            } else {
-                0
-            }
+        let mut value = |k: u64| match k < filled {
+            true => draws.below(2 * most) as i16 - most as i16,
+            false => 0,
         };
         let blocks: [[i16; 64]; 2] =
             std::array::from_fn(|_| std::array::from_fn(|k| value(k as u64)));
@@ -200,12 +181,9 @@ fn vector_transforms_equal_the_scalar_ones() {
                 let mut out = [[0; 64]; 2];
                 transform(([&blocks[0], &blocks[1]], [&quants[0], &quants[1]], &mut out));
                 // What lies beside the samples counts for nothing.
-                out.map(|out| {
-                    (0..64)
-                        .filter(|k| k / 8 < size && k % 8 < size)
-                        .map(|k| out[k])
-                        .collect::<Vec<_>>()
-                })
+                let samples = (0..64).filter(|k| k / 8 < size && k % 8 < size);
+                let samples: Vec<usize> = samples.collect();
+                out.map(|out| samples.iter().map(|k| out[*k]).collect::<Vec<_>>())
             })
         });
         assert!(found == right, "turn {turn}");
@@ -216,9 +194,8 @@ fn vector_transforms_equal_the_scalar_ones() {
 fn a_flat_block_equals_its_transform() {
     let pairs = (-2048..2048).flat_map(|dc| [1, 3, 16, 99, 255].map(|quant| (dc, quant)));
     // Beyond that, 16 bits overflow.
-    for (dc, quant) in
-        pairs.filter(|(dc, quant)| i32::from(*dc).unsigned_abs() * u32::from(*quant) < 8192)
-    {
+    let fits = |dc: i16, quant: u16| i32::from(dc).unsigned_abs() * u32::from(quant) < 8192;
+    for (dc, quant) in pairs.filter(|(dc, quant)| fits(*dc, *quant)) {
         let mut block = [0; 64];
         block[0] = dc;
         let mut out = [[0; 64]; 2];
@@ -345,16 +322,14 @@ proptest! {
 
 /// The picture with these points in it.
 fn with_segment(input: &[u8], points: &[u8]) -> Vec<u8> {
-    let length = (points.len() + 2 + SEEK.len()) as u16;
-    [
-        &input[..2],
-        &[0xFF, 0xEF],
-        &length.to_be_bytes(),
-        SEEK,
-        points,
-        &input[2..],
-    ]
-    .concat()
+    let length = ((points.len() + 2 + SEEK.len()) as u16).to_be_bytes();
+    let (start, rest) = input.split_at(2);
+    [start, &[0xFF, 0xEF], &length, SEEK, points, rest].concat()
+}
+
+/// Where the first segment of this kind begins.
+fn segment_of(picture: &[u8], marker: u8) -> usize {
+    memchr::memmem::find(picture, &[0xFF, marker]).unwrap()
 }
 
 fn embedded(input: &[u8]) -> (Embedded, Vec<u8>) {
@@ -402,27 +377,15 @@ fn seek_points_stay_with_their_codes() {
     let (_, picture) = embedded(&encoded(40, (300, 200), 3, 3, 0));
     assert!(fit(&picture));
     let comment = [0xFF, 0xFE, 0, 6, b't', b'e', b'x', b't'];
-    let app15 = picture
-        .windows(2)
-        .position(|pair| pair == [0xFF, 0xEF])
-        .unwrap();
+    let app15 = segment_of(&picture, 0xEF);
     let next = Segment::next(&picture, app15).unwrap().end;
     // Metadata, quantisation, and bytes behind the picture.
-    for at in [
-        2,
-        app15,
-        next,
-        Header::parse(&picture).unwrap().height_at - 5,
-    ] {
-        assert!(
-            fit(&[&picture[..at], &comment, &picture[at..]].concat()),
-            "{at}"
-        );
+    let header = Header::parse(&picture).unwrap();
+    for at in [2, app15, next, header.height_at - 5] {
+        let commented = [&picture[..at], &comment, &picture[at..]].concat();
+        assert!(fit(&commented), "{at}");
     }
-    let quants = picture
-        .windows(2)
-        .position(|pair| pair == [0xFF, 0xDB])
-        .unwrap();
+    let quants = segment_of(&picture, 0xDB);
     let changed = |at: usize| {
         let mut picture = picture.clone();
         picture[at] ^= 1;
@@ -431,11 +394,7 @@ fn seek_points_stay_with_their_codes() {
     assert!(fit(&changed(quants + 20)));
     assert!(fit(&[&picture[..], &[0; 1000], &picture].concat()));
     // Points, size, tables, codes, and a cut end.
-    let header = Header::parse(&picture).unwrap();
-    let tables = picture
-        .windows(2)
-        .position(|pair| pair == [0xFF, 0xC4])
-        .unwrap();
+    let tables = segment_of(&picture, 0xC4);
     let end = header.end_marker(&picture).unwrap();
     for at in [
         app15 + 4 + SEEK.len(),
@@ -450,12 +409,8 @@ fn seek_points_stay_with_their_codes() {
     }
     assert!(!fit(&picture[..end - 1]));
     // A restart interval.
-    assert!(!fit(&[
-        &picture[..2],
-        &[0xFF, 0xDD, 0, 4, 0, 9],
-        &picture[2..]
-    ]
-    .concat()));
+    let interval = [0xFF, 0xDD, 0, 4, 0, 9];
+    assert!(!fit(&[&picture[..2], &interval, &picture[2..]].concat()));
 }
 
 #[test]
@@ -474,16 +429,12 @@ fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
     let segment = &with_segment(&input, &points)[2..][..4 + SEEK.len() + points.len()];
     assert!(picture == [&input[..at], segment, &input[at..]].concat());
     assert!(Decoder::default().seek_points(&picture) == points);
-    let present = |picture: &[u8]| {
-        (
-            Embedded::Unchanged(WithoutPoints::Present),
-            picture.to_vec(),
-        )
-    };
-    assert!(embedded(&picture) == present(&picture));
     // Also where other programs put them, and before other bytes.
     let moved = with_segment(&[&input[..], &[7; 9999]].concat(), &points);
-    assert!(embedded(&moved) == present(&moved));
+    for picture in [&picture, &moved] {
+        let unchanged = Embedded::Unchanged(WithoutPoints::Present);
+        assert!(embedded(picture) == (unchanged, picture.clone()));
+    }
     // Wrong ones and more than one.
     for wrong in [
         &[][..],
@@ -499,14 +450,10 @@ fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
     points[9] ^= 1;
     let wrong = with_segment(&input, &resealed(&points, &input));
     let mut found = Vec::new();
-    assert!(!matches!(
-        Decoder::default().embed(&wrong, &mut found).unwrap(),
-        Embedded::Unchanged(_)
-    ));
-    assert!(
-        decode(&mut Decoder::default(), &found, None, true).unwrap()
-            == decode(&mut Decoder::default(), &input, None, true).unwrap()
-    );
+    let done = Decoder::default().embed(&wrong, &mut found).unwrap();
+    assert!(!matches!(done, Embedded::Unchanged(_)));
+    let pixels = |picture: &[u8]| decode(&mut Decoder::default(), picture, None, true).unwrap();
+    assert!(pixels(&found) == pixels(&input));
 }
 
 #[test]
@@ -541,12 +488,7 @@ fn seek_points_take_about_a_hundredth_of_the_picture() {
         let input = encoded(seed, (500, 375), factor, channels, 0);
         let points = Decoder::default().seek_points(&input);
         let share = points.len() as f64 / input.len() as f64;
-        assert!(
-            (0.005..0.013).contains(&share),
-            "{share}: {} of {} bytes, seed {seed}",
-            points.len(),
-            input.len()
-        );
+        assert!((0.005..0.013).contains(&share), "{share}, seed {seed}");
     }
 }
 
@@ -555,19 +497,14 @@ fn some_pictures_have_no_seek_points_for_a_reason() {
     let input = encoded(9, (64, 64), 3, 3, 0);
     let frame = Header::parse(&input).unwrap().height_at - 5;
     let with = |at: usize, bytes: &[u8]| {
-        [
-            &input[..frame + at],
-            bytes,
-            &input[frame + at + bytes.len()..],
-        ]
-        .concat()
+        let mut input = input.clone();
+        input[frame + at..][..bytes.len()].copy_from_slice(bytes);
+        input
     };
+    let progressive = encoded_as(9, (64, 64), 3, 3, 0, true);
     for (input, why) in [
         (b"text".to_vec(), WithoutPoints::NotJpeg),
-        (
-            encoded_as(9, (64, 64), 3, 3, 0, true),
-            WithoutPoints::SeveralScans,
-        ),
+        (progressive, WithoutPoints::SeveralScans),
         (encoded(9, (64, 64), 3, 3, 2), WithoutPoints::RestartMarkers),
         // Lossless, arithmetic, 12 bits, no height.
         (with(1, &[0xC3]), WithoutPoints::Unsupported),
@@ -575,10 +512,9 @@ fn some_pictures_have_no_seek_points_for_a_reason() {
         (with(4, &[12]), WithoutPoints::Unsupported),
         (with(5, &[0, 0]), WithoutPoints::Unsupported),
     ] {
-        assert!(
-            embedded(&input) == (Embedded::Unchanged(why), input.clone()),
-            "{why:?}"
-        );
+        let (done, picture) = embedded(&input);
+        assert!(done == Embedded::Unchanged(why), "{why:?}");
+        assert!(picture == input, "{why:?}");
         assert!(Decoder::default().seek_points(&input).is_empty());
     }
 }
@@ -603,23 +539,15 @@ fn damaged_pictures_get_no_points_but_strict_decodings_error() {
         let error = Decoder::default().embed(damaged, &mut out).unwrap_err();
         let strict = decode(&mut Decoder::default(), damaged, None, true).unwrap_err();
         assert_eq!(error.message(), strict.message());
-        assert!(
-            matches!(
-                error.kind(),
-                ErrorKind::Damaged | ErrorKind::Invalid | ErrorKind::Truncated
-            ) && out.is_empty()
-        );
+        let kinds = [ErrorKind::Damaged, ErrorKind::Invalid, ErrorKind::Truncated];
+        assert!(kinds.contains(&error.kind()) && out.is_empty(), "{error}");
         assert!(Decoder::default().seek_points(damaged).is_empty());
     }
     let jfif = Segment::next(&input, 2).unwrap().end;
     let stray = [&input[..jfif], &[1, 2], &input[jfif..]].concat();
-    assert!(
-        Decoder::default()
-            .embed(&stray, &mut Vec::new())
-            .unwrap_err()
-            .message()
-            .contains("2 stray bytes")
-    );
+    let embedded = Decoder::default().embed(&stray, &mut Vec::new());
+    let error = embedded.unwrap_err();
+    assert!(error.message().contains("2 stray bytes"), "{error}");
 }
 
 #[test]
@@ -631,20 +559,13 @@ fn errors_name_the_byte_and_the_mcu() {
     damaged[scan + 40..scan + 48].copy_from_slice(&[0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0]);
     let error = decode(&mut Decoder::default(), &damaged, None, true).unwrap_err();
     let words: Vec<&str> = error.message().split(' ').collect();
-    let offset: usize = words[words.iter().position(|word| *word == "byte").unwrap() + 1]
-        .parse()
-        .unwrap();
+    let byte = words.iter().position(|word| *word == "byte").unwrap();
+    let offset: usize = words[byte + 1].parse().unwrap();
     assert!((scan + 30..scan + 80).contains(&offset), "{error}");
-    assert!(
-        error.message().contains("in MCU ") && error.kind() == ErrorKind::Damaged,
-        "{error}"
-    );
+    assert!(error.message().contains("in MCU "), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Damaged, "{error}");
     let cut = [&input[..input.len() - 60], &[0xFF, 0xD9]].concat();
     let error = decode(&mut Decoder::default(), &cut, None, true).unwrap_err();
-    assert!(
-        error
-            .message()
-            .contains("data ends before the picture is complete"),
-        "{error}"
-    );
+    let words = "data ends before the picture is complete";
+    assert!(error.message().contains(words), "{error}");
 }

@@ -14,6 +14,7 @@ use feedline_device::cuda::driver::simulated::Simulated;
 use feedline_device::{Device, Finish, Stream, StreamUse};
 use feedline_formats::Records;
 use feedline_report::Verdict;
+use feedline_report::meter::PipelineStage;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -52,10 +53,8 @@ impl Scenario {
         } else {
             "constant"
         };
-        self.name = format!(
-            "{name}, {} workers, {} slots, {times}",
-            self.workers, self.slots
-        );
+        let Self { workers, slots, .. } = self;
+        self.name = format!("{name}, {workers} workers, {slots} slots, {times}");
         self
     }
 }
@@ -66,11 +65,8 @@ fn is_full() -> bool {
 
 /// All scenarios, or by default every 7th: 7 divides no period of the lists above.
 fn some(all: Vec<Scenario>) -> Vec<Scenario> {
-    let step = if std::env::var_os("FEEDLINE_SWEEP").is_some() {
-        1
-    } else {
-        7
-    };
+    let every = std::env::var_os("FEEDLINE_SWEEP").is_some();
+    let step = if every { 1 } else { 7 };
     all.into_iter().step_by(step).collect()
 }
 
@@ -79,17 +75,11 @@ fn one_slow(batches: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
     for (at, stage) in STAGES.into_iter().enumerate().take(4) {
         for strength in STRENGTHS {
-            for (workers, slots) in [1, 2, 4]
-                .into_iter()
-                .flat_map(|workers| [2, 4, 8].map(|slots| (workers, slots)))
-            {
+            let sizes = [1, 2, 4].map(|workers| [2, 4, 8].map(|slots| (workers, slots)));
+            for (workers, slots) in sizes.into_iter().flatten() {
                 for varies in [false, true] {
-                    let mut demands = [
-                        SLOWEST / strength,
-                        SLOWEST / strength,
-                        SLOWEST / strength,
-                        0.0,
-                    ];
+                    let mut demands = [SLOWEST / strength; 4];
+                    demands[3] = 0.0;
                     demands[at] = SLOWEST;
                     let seed = all.len() as u64;
                     let scenario = Scenario {
@@ -100,11 +90,8 @@ fn one_slow(batches: u64) -> Vec<Scenario> {
                         seed,
                         ..Scenario::default()
                     };
-                    all.push(
-                        scenario
-                            .demanding(demands)
-                            .called(format!("{stage:?} × {strength}")),
-                    );
+                    let name = format!("{stage:?} × {strength}");
+                    all.push(scenario.demanding(demands).called(name));
                 }
             }
         }
@@ -136,10 +123,8 @@ fn two_slow(batches: u64) -> Vec<Scenario> {
                     seed,
                     ..Scenario::default()
                 };
-                let name = format!(
-                    "{:?} and {:?}, {apart} apart",
-                    STAGES[first], STAGES[second]
-                );
+                let stages = [first, second].map(|at| STAGES[at]);
+                let name = format!("{:?} and {:?}, {apart} apart", stages[0], stages[1]);
                 all.push(scenario.demanding(demands).called(name));
             }
         }
@@ -149,125 +134,89 @@ fn two_slow(batches: u64) -> Vec<Scenario> {
 
 /// Memory is the bottleneck, or nearly; other shapes of devices and consumers.
 fn others(batches: u64) -> Vec<Scenario> {
+    type Change = fn(&mut Scenario);
+    let shapes: [(&str, Change); 4] = [
+        ("drops early", |scenario| scenario.drops_early = true),
+        ("tiny ring", |scenario| scenario.tiny_ring = true),
+        ("one server", |scenario| {
+            scenario.servers = 1;
+            scenario.depth = 4;
+        }),
+        ("many servers", |scenario| {
+            scenario.servers = 32;
+            scenario.depth = 32;
+            scenario.slots = 8;
+        }),
+    ];
+    let half = SLOWEST / 2.0;
+    let less = SLOWEST / 1.5;
     let mut all = Vec::new();
-    let base = Scenario {
-        batches,
-        ..Scenario::default()
+    let mut add = |scenario: Scenario, demands: [f64; 4], name: String| {
+        all.push(scenario.demanding(demands).called(name));
     };
     for varies in [false, true] {
         let base = Scenario {
+            batches,
             varies,
             seed: 2000,
-            ..base.clone()
+            ..Scenario::default()
         };
         for slots in [1, 2, 3] {
             let scenario = Scenario {
                 slots,
                 ..base.clone()
             };
-            all.push(
-                scenario
-                    .clone()
-                    .demanding([SLOWEST; 4])
-                    .called("all the same".into()),
-            );
-            all.push(
-                scenario
-                    .demanding([SLOWEST, SLOWEST, SLOWEST, 0.0])
-                    .called("all but the order the same".into()),
-            );
+            let name = "all the same";
+            add(scenario.clone(), [SLOWEST; 4], name.into());
+            let name = "all but the order the same";
+            add(scenario, [SLOWEST, SLOWEST, SLOWEST, 0.0], name.into());
         }
         for holds in [1, 2, 3] {
-            let scenario = Scenario {
-                holds,
-                slots: holds + 2,
-                ..base.clone()
-            };
-            let demands = [SLOWEST, SLOWEST / 1.5, SLOWEST / 1.5, 0.0];
-            all.push(scenario.demanding(demands).called(format!("holds {holds}")));
-            let scenario = Scenario {
-                holds,
-                slots: holds + 3,
-                ..base.clone()
-            };
-            all.push(
-                scenario
-                    .demanding([SLOWEST / 2.0, SLOWEST, SLOWEST / 2.0, 0.0])
-                    .called(format!("holds {holds}")),
-            );
+            for (more, demands) in [
+                (2, [SLOWEST, less, less, 0.0]),
+                (3, [half, SLOWEST, half, 0.0]),
+            ] {
+                let scenario = Scenario {
+                    holds,
+                    slots: holds + more,
+                    ..base.clone()
+                };
+                add(scenario, demands, format!("holds {holds}"));
+            }
         }
-        for demands in [
-            [SLOWEST, SLOWEST / 1.5, 0.0, 0.0],
-            [SLOWEST / 1.5, SLOWEST, 0.0, 0.0],
-        ] {
+        for demands in [[SLOWEST, less, 0.0, 0.0], [less, SLOWEST, 0.0, 0.0]] {
             let scenario = Scenario {
                 in_memory: true,
                 slots: 6,
                 ..base.clone()
             };
-            all.push(
-                scenario
-                    .demanding(demands)
-                    .called(format!("in memory, {demands:.0?}")),
-            );
+            add(scenario, demands, format!("in memory, {demands:.0?}"));
         }
         for at in 0..3 {
-            let mut demands = [SLOWEST / 2.0, SLOWEST / 2.0, SLOWEST / 2.0, 0.0];
+            let mut demands = [half, half, half, 0.0];
             demands[at] = SLOWEST;
             let slow = STAGES[at];
+            for (shape, change) in shapes {
+                let mut scenario = base.clone();
+                change(&mut scenario);
+                add(scenario, demands, format!("{slow:?}, {shape}"));
+            }
             let scenario = Scenario {
-                drops_early: true,
+                channel: demands[2] / base.rows as f64,
                 ..base.clone()
             };
-            all.push(
-                scenario
-                    .demanding(demands)
-                    .called(format!("{slow:?}, drops early")),
-            );
-            let scenario = Scenario {
-                tiny_ring: true,
-                ..base.clone()
-            };
-            all.push(
-                scenario
-                    .demanding(demands)
-                    .called(format!("{slow:?}, tiny ring")),
-            );
-            let scenario = Scenario {
-                servers: 1,
-                depth: 4,
-                ..base.clone()
-            };
-            all.push(
-                scenario
-                    .demanding(demands)
-                    .called(format!("{slow:?}, one server")),
-            );
-            let scenario = Scenario {
-                servers: 32,
-                depth: 32,
-                slots: 8,
-                ..base.clone()
-            };
-            all.push(
-                scenario
-                    .demanding(demands)
-                    .called(format!("{slow:?}, many servers")),
-            );
-            let channel = demands[2] / base.rows as f64;
-            let scenario = base
-                .clone()
-                .demanding([demands[0], demands[1], demands[2] / 10.0, 0.0]);
-            all.push(
-                Scenario {
-                    channel,
-                    ..scenario
-                }
-                .called(format!("{slow:?}, one channel")),
-            );
+            demands[2] /= 10.0;
+            add(scenario, demands, format!("{slow:?}, one channel"));
         }
     }
     all
+}
+
+/// Queued steps, and how the loader learns the stream of the steps.
+fn consumers() -> impl Iterator<Item = (usize, Given)> {
+    let given = [Given::Builder, Given::EachBatch];
+    let all = AHEAD.into_iter();
+    all.flat_map(move |ahead| given.map(|given| (ahead, given)))
 }
 
 /// Steps on a GPU. The loader knows the stream, or learns it batch by batch.
@@ -283,19 +232,11 @@ fn on_gpu(copy: f64, ahead: usize, given: Given) -> OnGpu {
 /// A GPU trains with one slowest stage; the host synchronises or runs ahead.
 fn one_slow_on_gpu(batches: u64) -> Vec<Scenario> {
     let mut all = Vec::new();
-    for (at, stage) in STAGES
-        .into_iter()
-        .enumerate()
-        .filter(|(_, stage)| *stage != Cause::Order)
-    {
-        for (strength, slots) in [1.2, 2.0, 7.5]
-            .into_iter()
-            .flat_map(|strength| [4, 8].map(|slots| (strength, slots)))
-        {
-            for (ahead, given) in AHEAD
-                .into_iter()
-                .flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
-            {
+    let stages = STAGES.into_iter().enumerate();
+    for (at, stage) in stages.filter(|(_, stage)| *stage != Cause::Order) {
+        let sizes = [1.2, 2.0, 7.5].map(|strength| [4, 8].map(|slots| (strength, slots)));
+        for (strength, slots) in sizes.into_iter().flatten() {
+            for (ahead, given) in consumers() {
                 let mut demands = [SLOWEST / strength; 5];
                 demands[3] = 0.0;
                 demands[at] = SLOWEST;
@@ -349,9 +290,8 @@ fn random_on_gpu(batches: u64) -> Vec<Scenario> {
             ..Scenario::default()
         };
         let name = format!("GPU, random {seed}, {ahead} ahead, {given:?}");
-        scenario
-            .demanding([demand(9), demand(10), demand(11), 0.0])
-            .called(name)
+        let demands = [demand(9), demand(10), demand(11), 0.0];
+        scenario.demanding(demands).called(name)
     };
     (5000..5120).map(one).collect()
 }
@@ -363,9 +303,11 @@ fn run_all(scenarios: &[Scenario]) -> Vec<Outcome> {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                while let Some((at, scenario)) = Some(next.fetch_add(1, Ordering::Relaxed))
-                    .and_then(|at| Some((at, scenarios.get(at)?)))
-                {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(scenario) = scenarios.get(at) else {
+                        break;
+                    };
                     let outcome = scenario.run();
                     done.lock().unwrap().push((at, outcome));
                 }
@@ -400,26 +342,18 @@ fn misaccounted(scenario: &Scenario, outcome: &Outcome) -> Vec<String> {
     let mut same = |what: &str, measured: u64, truth: u64| about(what, measured, truth, 1000);
     let slots = &s.slots;
     same("steady", s.steady_ns, truth.steady);
-    same(
-        "waited + user",
-        s.consumer.waited_ns + s.consumer.user_ns,
-        s.steady_ns,
-    );
+    let both = s.consumer.waited_ns + s.consumer.user_ns;
+    same("waited + user", both, s.steady_ns);
     same("waited", s.consumer.waited_ns, truth.waited);
     same("user", s.consumer.user_ns, truth.own);
-    same(
-        "busy + starved + ahead",
-        s.decode.busy_ns + s.decode.starved_ns + s.decode.ahead_ns,
-        scenario.workers as u64 * s.steady_ns,
-    );
+    let all = s.decode.busy_ns + s.decode.starved_ns + s.decode.ahead_ns;
+    let workers = scenario.workers as u64;
+    same("busy + starved + ahead", all, workers * s.steady_ns);
     same("decode busy", s.decode.busy_ns, truth.decoding);
     same("decode starved", s.decode.starved_ns, truth.starved);
     same("order busy", s.order.busy_ns, truth.ordering);
-    same(
-        "all slots",
-        slots.free_ns + slots.filling_ns + slots.full_ns + slots.held_ns,
-        u64::from(slots.count) * s.steady_ns,
-    );
+    let all = slots.free_ns + slots.filling_ns + slots.full_ns + slots.held_ns;
+    same("all slots", all, u64::from(slots.count) * s.steady_ns);
     same("slots filling", slots.filling_ns, truth.filling);
     if scenario.order == 0.0 {
         same("storage busy", s.storage.busy_ns, truth.reading);
@@ -461,22 +395,14 @@ fn expected(loads: [f64; 5]) -> Expected {
     let first = order[0];
     let second = order[1];
     let top = loads[first];
-    let near = loads[second] * APART > top;
+    let near = |stage: &&usize| loads[**stage] * APART > top;
     let mut causes = vec![STAGES[first]];
-    if near {
-        causes.extend(
-            order[1..]
-                .iter()
-                .filter(|stage| loads[**stage] * APART > top)
-                .map(|stage| STAGES[*stage]),
-        );
-    }
+    causes.extend(order[1..].iter().filter(near).map(|stage| STAGES[*stage]));
     // Within about a factor of 1.2, one or both are right.
-    let named = if loads[second] * 1.15 > top {
-        vec![STAGES[first], STAGES[second]]
-    } else {
-        vec![STAGES[first]]
-    };
+    let mut named = vec![STAGES[first]];
+    if loads[second] * 1.15 > top {
+        named.push(STAGES[second]);
+    }
     match top {
         ..0.75 => Expected {
             causes: vec![Cause::Memory],
@@ -499,9 +425,9 @@ fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Caus
         let loads = loads(scenario, &outcome.truth);
         let expected = expected(loads);
         let said = named(&outcome.snapshot);
-        let right = expected.causes.contains(&said[0])
-            && expected.named.iter().all(|cause| said.contains(cause));
-        let shown = if expected.causes.contains(&said[0]) {
+        let is_right = expected.causes.contains(&said[0]);
+        let right = is_right && expected.named.iter().all(|cause| said.contains(cause));
+        let shown = if is_right {
             said[0]
         } else {
             expected.causes[0]
@@ -512,10 +438,8 @@ fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Caus
             let verdict = if right { "" } else { "WRONG " };
             let name = &scenario.name;
             let stages = Verdict::of(&outcome.snapshot).stages;
-            let seen: Vec<_> = stages
-                .iter()
-                .map(|stage| (stage.stage, stage.utilisation))
-                .collect();
+            let seen = stages.iter().map(|stage| (stage.stage, stage.utilisation));
+            let seen: Vec<_> = seen.collect();
             println!("{verdict}{name}: true {loads:.2?} {expected:?}, named {said:?} {seen:.2?}");
         }
     }
@@ -552,9 +476,9 @@ fn snapshots_and_verdicts_match_the_truth() {
     for (scenario, outcome) in scenarios.iter().zip(&outcomes) {
         let misaccounted = misaccounted(scenario, outcome);
         misaccounted_for += usize::from(!misaccounted.is_empty());
-        misaccounted
-            .iter()
-            .for_each(|what| println!("{}: {what}", scenario.name));
+        for what in misaccounted {
+            println!("{}: {what}", scenario.name);
+        }
     }
     let (wrong, matrix) = judge(&scenarios, &outcomes);
     print(&matrix);
@@ -564,10 +488,8 @@ fn snapshots_and_verdicts_match_the_truth() {
         "{count} scenarios, {misaccounted_for} misaccounted, {wrong} wrong verdicts, {took:?}"
     );
     assert_eq!(misaccounted_for, 0);
-    assert!(
-        wrong <= 1.max(count / 50),
-        "{wrong} verdicts of {count} are wrong"
-    );
+    let allowed = 1.max(count / 50);
+    assert!(wrong <= allowed, "{wrong} verdicts of {count} are wrong");
 }
 
 /// A GPU trains: steps and copies of some milliseconds each; one batch takes 1 ms to decode and to
@@ -583,52 +505,33 @@ fn training(step: f64, copy: f64, ahead: usize, given: Given) -> Scenario {
 
 #[test]
 fn a_gpu_behind_its_host_is_not_starved() {
-    for (ahead, given) in AHEAD
-        .into_iter()
-        .flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
-    {
+    for (ahead, given) in consumers() {
         let outcome = training(15.0, 2.0, ahead, given).run();
         let verdict = Verdict::of(&outcome.snapshot);
-        assert_eq!(
-            (verdict.cause, verdict.also),
-            (feedline_report::Cause::NotStarved, None),
-            "{ahead} {given:?} {verdict}"
-        );
-        let copy = verdict
-            .stages
-            .iter()
-            .find(|stage| stage.stage == feedline_report::meter::PipelineStage::Copy)
-            .unwrap();
+        let case = format!("{ahead} {given:?} {verdict}");
+        let causes = (verdict.cause, verdict.also);
+        assert_eq!(causes, (feedline_report::Cause::NotStarved, None), "{case}");
+        let mut stages = verdict.stages.iter();
+        let copy = stages.find(|stage| stage.stage == PipelineStage::Copy);
+        let copy = copy.unwrap();
         assert!(
             (copy.utilisation / (2.0 / 15.0) - 1.0).abs() < 0.1,
-            "{ahead} {given:?} {verdict}"
+            "{case}"
         );
-        assert!(
-            outcome.report.contains("waits     GPU starved 0.0 %"),
-            "{}",
-            outcome.report
-        );
+        let report = outcome.report;
+        assert!(report.contains("waits     GPU starved 0.0 %"), "{report}");
         let rate = 8.0 / 2e-3;
-        assert!(
-            (copy.ceiling_items_per_s / rate - 1.0).abs() < 0.1,
-            "{ahead} {given:?} {:?}",
-            verdict.stages
-        );
+        let off = copy.ceiling_items_per_s / rate - 1.0;
+        assert!(off.abs() < 0.1, "{case} {copy:?}");
     }
 }
 
 #[test]
 fn copies_slower_than_steps_are_the_cause() {
-    for (ahead, given) in AHEAD
-        .into_iter()
-        .flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
-    {
+    for (ahead, given) in consumers() {
         let verdict = Verdict::of(&training(2.0, 10.0, ahead, given).run().snapshot);
-        assert_eq!(
-            verdict.cause,
-            feedline_report::Cause::Copy,
-            "{ahead} {given:?} {verdict}"
-        );
+        let case = format!("{ahead} {given:?} {verdict}");
+        assert_eq!(verdict.cause, feedline_report::Cause::Copy, "{case}");
     }
 }
 
@@ -636,27 +539,22 @@ fn copies_slower_than_steps_are_the_cause() {
 fn an_unknown_stream_has_no_cause() {
     for (step, copy) in [(15.0, 2.0), (2.0, 10.0), (0.1, 0.2)] {
         let outcome = training(step, copy, usize::MAX, Given::Never).run();
+        let report = outcome.report;
         assert!(
-            outcome.report.contains("waits     GPU starved: unknown"),
-            "{}",
-            outcome.report
+            report.contains("waits     GPU starved: unknown"),
+            "{report}"
         );
         let verdict = Verdict::of(&outcome.snapshot);
-        assert_eq!(
-            (verdict.cause, verdict.also),
-            (feedline_report::Cause::Unknown, None),
-            "{verdict}"
-        );
         let text = verdict.to_string();
+        let causes = (verdict.cause, verdict.also);
+        assert_eq!(causes, (feedline_report::Cause::Unknown, None), "{text}");
         assert!(
             text.contains("the consumer's stream is not known"),
             "{text}"
         );
-        assert!(
-            verdict.advice[0].text.contains("`stream(…)`")
-                && verdict.advice[0].text.contains("`batch.bind(…)`"),
-            "{text}"
-        );
+        let advice = &verdict.advice[0].text;
+        assert!(advice.contains("`stream(…)`"), "{text}");
+        assert!(advice.contains("`batch.bind(…)`"), "{text}");
         assert!(!text.contains("starved"), "{text}");
     }
 }
@@ -666,10 +564,8 @@ fn without_a_busy_stage_more_memory_helps() {
     let scenarios = some([one_slow(100), others(100)].concat());
     let outcomes = run_all(&scenarios);
     let short = |(scenario, outcome): &(&Scenario, Outcome)| {
-        loads(scenario, &outcome.truth)
-            .into_iter()
-            .fold(0.0, f64::max)
-            < 0.75
+        let loads = loads(scenario, &outcome.truth);
+        loads.into_iter().all(|load| load < 0.75)
     };
     let (short, before): (Vec<_>, Vec<_>) = scenarios.iter().zip(outcomes).filter(short).unzip();
     let more = |scenario: &Scenario| Scenario {
@@ -677,23 +573,16 @@ fn without_a_busy_stage_more_memory_helps() {
         tiny_ring: false,
         ..scenario.clone()
     };
-    let after = run_all(
-        &short
-            .iter()
-            .map(|scenario| more(scenario))
-            .collect::<Vec<_>>(),
-    );
-    assert!(
-        short.len() * 12 > scenarios.len(),
-        "{} scenarios",
-        short.len()
-    );
+    let larger: Vec<_> = short.iter().map(|scenario| more(scenario)).collect();
+    let after = run_all(&larger);
+    let count = short.len();
+    assert!(count * 12 > scenarios.len(), "{count} scenarios");
     for ((scenario, before), after) in short.iter().zip(before).zip(after) {
         let gain = before.truth.steady as f64 / after.truth.steady as f64;
+        let name = &scenario.name;
         assert!(
             gain > 1.1,
-            "{}: only {gain:.2} times as fast with four times the slots",
-            scenario.name
+            "{name}: {gain:.2} times as fast with four times the slots"
         );
     }
 }
@@ -719,11 +608,8 @@ fn predictions_come_true() {
                 ..Scenario::default()
             };
             let [step, decode, read] = demands.map(|demand| demand * 2e6);
-            scenarios.push(
-                scenario
-                    .demanding([step, decode, read, 0.0])
-                    .called(format!("{demands:?}")),
-            );
+            let scenario = scenario.demanding([step, decode, read, 0.0]);
+            scenarios.push(scenario.called(format!("{demands:?}")));
         }
     }
     let ahead = |scenario: &Scenario| {
@@ -734,40 +620,29 @@ fn predictions_come_true() {
             ..scenario.clone()
         }
     };
-    let on_gpu: Vec<_> = scenarios
-        .iter()
-        .filter(|scenario| scenario.slots == 8)
-        .map(ahead)
-        .collect();
+    let eight = scenarios.iter().filter(|scenario| scenario.slots == 8);
+    let on_gpu: Vec<_> = eight.map(ahead).collect();
     scenarios.extend(on_gpu);
     let scenarios = some(scenarios);
-    let changes = [(2, 1.0), (4, 1.0), (8, 1.0), (1, 2.0), (4, 2.0)];
-    let changed = |scenario: &Scenario, (workers, storage): (usize, f64)| Scenario {
-        workers,
-        read: scenario.read / storage,
-        ..scenario.clone()
-    };
-    let all: Vec<_> = scenarios
-        .iter()
-        .flat_map(|scenario| {
-            [(1, 1.0)]
-                .into_iter()
-                .chain(changes)
-                .map(|change| changed(scenario, change))
-        })
-        .collect();
+    // The first changes nothing.
+    let changes = [(1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (1, 2.0), (4, 2.0)];
+    let mut all = Vec::new();
+    for scenario in &scenarios {
+        all.extend(changes.map(|(workers, storage)| Scenario {
+            workers,
+            read: scenario.read / storage,
+            ..scenario.clone()
+        }));
+    }
     let outcomes = run_all(&all);
     let rate = |outcome: &Outcome| {
         outcome.snapshot.consumer.samples as f64 / outcome.truth.steady as f64 * 1e9
     };
     let mut checked = 0;
     let mut wrong = 0;
-    for (scenario, outcomes) in scenarios.iter().zip(outcomes.chunks(1 + changes.len())) {
-        for ((workers, storage), outcome) in changes.iter().zip(&outcomes[1..]) {
-            let change = Change {
-                workers: *workers,
-                storage: *storage,
-            };
+    for (scenario, outcomes) in scenarios.iter().zip(outcomes.chunks(changes.len())) {
+        for ((workers, storage), outcome) in changes.into_iter().zip(outcomes).skip(1) {
+            let change = Change { workers, storage };
             let (prediction, at_least) = predicted(&outcomes[0].snapshot, change);
             let truth = rate(outcome);
             let off = prediction / truth - 1.0;
@@ -787,10 +662,7 @@ fn predictions_come_true() {
         }
     }
     println!("{checked} predictions, {wrong} more than 10 % off");
-    assert!(
-        wrong * 10 <= checked,
-        "{wrong} predictions of {checked} are more than 10 % off"
-    );
+    assert!(wrong * 10 <= checked);
 }
 
 /// A loader of 40 batches on a GPU whose time the test sets.
@@ -816,12 +688,11 @@ fn operations_run_beside_the_next_copies() {
         (1000, 10),
         (10, 1000),
     ] {
-        let (simulated, gpu) =
-            Simulated::new(Arc::new(AtomicU64::new(super::time::START)), move |_| copy);
+        let now = Arc::new(AtomicU64::new(super::time::START));
+        let (simulated, gpu) = Simulated::new(now, move |_| copy);
         simulated.kernels_take(kernel);
-        let loader = forty(gpu, |builder| {
-            builder.finish("image", Finish::to(DType::F16))
-        });
+        let finish = Finish::to(DType::F16);
+        let loader = forty(gpu, |builder| builder.finish("image", finish));
         let stream = Stream::promised(simulated.stream());
         let before = simulated.copies().len();
         for batch in loader.epoch(0).unwrap() {
@@ -831,11 +702,8 @@ fn operations_run_beside_the_next_copies() {
         let kernels = simulated.kernels();
         assert_eq!((copies.len(), kernels.len()), (40, 40));
         let took = kernels[39].1 - copies[0].0;
-        assert_eq!(
-            took,
-            40 * copy.max(kernel) + copy.min(kernel),
-            "copies of {copy}, kernels of {kernel}"
-        );
+        let expected = 40 * copy.max(kernel) + copy.min(kernel);
+        assert_eq!(took, expected, "copies of {copy}, kernels of {kernel}");
     }
 }
 
@@ -858,10 +726,7 @@ fn the_stream_that_takes_is_measured_not_one_beside_it() {
         let idle = loader.snapshot().consumer.gpu.unwrap();
         assert_eq!(idle.steps, 39);
         assert!(idle.starved_ns * 100 <= idle.span_ns, "{how:?}: {idle:?}");
-        assert_eq!(
-            (idle.dry_steps, idle.host_late_ns()),
-            (0, Some(0)),
-            "{how:?}"
-        );
+        assert_eq!(idle.dry_steps, 0, "{how:?}");
+        assert_eq!(idle.host_late_ns(), Some(0), "{how:?}");
     }
 }

@@ -15,6 +15,12 @@ const ALL: [LastBatch; 4] = [
 /// A row of a batch: batch, group, rank, row, sample, whether it is of the epoch.
 type Taken = (u64, usize, u64, u64, Option<u64>, bool);
 
+/// The samples of a group.
+fn own(of: &[u8], group: usize) -> Vec<u64> {
+    let own = (0..).zip(of).filter(|(_, of)| usize::from(**of) == group);
+    own.map(|(id, _)| id).collect()
+}
+
 /// How a case sizes its batches.
 #[derive(Debug)]
 enum Rows {
@@ -50,13 +56,12 @@ impl Case {
         let last = ALL[draws.below(4) as usize];
         let epoch = draws.below(3);
         let bounds = draws.bool(0.7).then(|| {
-            let steps = (0..groups)
-                .map(|_| 1 + draws.below(9))
-                .scan(0, |bound, step| {
-                    *bound += step;
-                    Some(*bound)
-                });
-            steps.collect::<Vec<u64>>()
+            let mut bound = 0;
+            let next = |_| {
+                bound += 1 + draws.below(9);
+                bound
+            };
+            (0..groups).map(next).collect::<Vec<u64>>()
         });
         let longest = bounds.iter().flatten().max().copied();
         let rows = match longest {
@@ -110,8 +115,8 @@ impl Case {
         let len = self.of.len() as u64;
         let order = order.planned(len, 1, self.last, rank).unwrap();
         let epoch = order.epoch(len, self.epoch).unwrap();
-        let batches =
-            Batches::new(epoch.len(), order.largest_batch().unwrap(), self.last, rank).unwrap();
+        let largest = order.largest_batch().unwrap();
+        let batches = Batches::new(epoch.len(), largest, self.last, rank).unwrap();
         let batches = batches.in_groups(epoch.groups());
         (epoch, batches)
     }
@@ -128,14 +133,8 @@ impl Case {
                 for row in 0..batches.rows(batch) {
                     let filled = row < batches.filled(batch);
                     let id = filled.then(|| order.id(batches.position(batch, row)).unwrap());
-                    out.push((
-                        batch,
-                        group,
-                        rank,
-                        row.into(),
-                        id,
-                        row < batches.valid(batch),
-                    ));
+                    let is_valid = row < batches.valid(batch);
+                    out.push((batch, group, rank, row.into(), id, is_valid));
                 }
             }
         }
@@ -155,20 +154,13 @@ impl Case {
         let mut carried = Vec::new();
         let mut all = Vec::new();
         for (group, rows) in rows.iter().enumerate().take(largest + 1) {
-            let own: Vec<u64> = (0..)
-                .zip(&self.of)
-                .filter(|(_, of)| usize::from(**of) == group)
-                .map(|(id, _)| id)
-                .collect();
+            let own = own(&self.of, group);
             if own.is_empty() {
                 continue;
             }
             let mixes = !carried.is_empty();
-            carried.extend(
-                shuffle(own.len(), "samples", group)
-                    .into_iter()
-                    .map(|k| own[k]),
-            );
+            let places = shuffle(own.len(), "samples", group);
+            carried.extend(places.into_iter().map(|k| own[k]));
             let whole = carried.len() - carried.len() % *rows as usize;
             let rest = if flows && group < largest {
                 carried.split_off(whole)
@@ -178,12 +170,11 @@ impl Case {
             let members = std::mem::replace(&mut carried, rest);
             let before = if flows { line.clone() } else { Vec::new() };
             line.extend(&members);
-            let members = match mixes {
-                true => shuffle(members.len(), "members", group)
-                    .into_iter()
-                    .map(|k| members[k])
-                    .collect(),
-                false => members,
+            let members = if mixes {
+                let places = shuffle(members.len(), "members", group);
+                places.into_iter().map(|k| members[k]).collect()
+            } else {
+                members
             };
             all.push((group, members, before));
         }
@@ -196,14 +187,12 @@ impl Case {
             .shuffled
             .map(|seed| Key::new(seed).named("groups").derive(self.epoch));
         let permuted = |n: usize, key: Option<Key>| -> Vec<usize> {
-            let permutation = key.map(|key| Permutation::new(n as u64, key));
-            (0..n)
-                .map(|k| {
-                    permutation
-                        .as_ref()
-                        .map_or(k, |all| all.get(k as u64) as usize)
-                })
-                .collect()
+            let Some(key) = key else {
+                return (0..n).collect();
+            };
+            let permutation = Permutation::new(n as u64, key);
+            let places = (0..n as u64).map(|k| permutation.get(k) as usize);
+            places.collect()
         };
         let of_group = |n: usize, name: &str, group: usize| {
             permuted(n, key.map(|key| key.named(name).derive(group as u64)))
@@ -225,19 +214,13 @@ impl Case {
                 // First the full batches of the group, then what stands before it.
                 let whole = members.len() - members.len() % rows as usize;
                 let ring = if flows { &line } else { &members };
-                let back = ring.iter().rev().cycle().skip(if flows {
-                    line.len() - before.len()
-                } else {
-                    0
-                });
+                let behind = if flows { line.len() - before.len() } else { 0 };
+                let back = ring.iter().rev().cycle().skip(behind);
                 let again = members[..whole].iter().chain(back);
+                let again = again.take((size - real) as usize);
                 let mut ids: Vec<_> = part.iter().map(|id| Some(*id)).collect();
                 let pads = self.last == LastBatch::Pad;
-                ids.extend(
-                    again
-                        .take((size - real) as usize)
-                        .map(|id| pads.then_some(*id)),
-                );
+                ids.extend(again.map(|id| pads.then_some(*id)));
                 match real < rows && flows {
                     true => short = Some((group, real, ids)),
                     false => batches.push((group, real, ids)),
@@ -267,29 +250,20 @@ impl Case {
 
     /// All samples by group, each group in its order.
     fn line(&self, shuffle: &dyn Fn(usize, &str, usize) -> Vec<usize>) -> Vec<u64> {
-        (0..=usize::from(*self.of.iter().max().unwrap()))
-            .flat_map(|group| -> Vec<u64> {
-                let own: Vec<u64> = (0..)
-                    .zip(&self.of)
-                    .filter(|(_, of)| usize::from(**of) == group)
-                    .map(|(id, _)| id)
-                    .collect();
-                shuffle(own.len(), "samples", group)
-                    .into_iter()
-                    .map(|k| own[k])
-                    .collect()
-            })
-            .collect()
+        let mut line = Vec::new();
+        for group in 0..=usize::from(*self.of.iter().max().unwrap()) {
+            let own = own(&self.of, group);
+            let places = shuffle(own.len(), "samples", group);
+            line.extend(places.into_iter().map(|k| own[k]));
+        }
+        line
     }
 }
 
 #[test]
 fn grouped_batches_are_those_of_a_list() {
-    let cases = if std::env::var_os("FEEDLINE_SWEEP").is_some() {
-        100_000
-    } else {
-        10_000
-    };
+    let every = std::env::var_os("FEEDLINE_SWEEP").is_some();
+    let cases = if every { 100_000 } else { 10_000 };
     for number in 0..cases {
         let case = Case::draw(number);
         let world = 1 + number % case.world_max;
@@ -298,31 +272,20 @@ fn grouped_batches_are_those_of_a_list() {
         assert_eq!(taken, right, "{number}: {case:?}, {world} ranks");
         let (_, batches) = case.order(0, world);
         // By the list: as many batches and samples as announced, each sample once.
-        assert_eq!(
-            batches.count(),
-            right.last().map_or(0, |row| row.0 + 1),
-            "{number}"
-        );
+        let count = right.last().map_or(0, |row| row.0 + 1);
+        assert_eq!(batches.count(), count, "{number}");
         for rank in 1..world {
-            assert_eq!(
-                case.order(rank, world).1.count(),
-                batches.count(),
-                "{number}: rank {rank}"
-            );
+            let (_, batches) = case.order(rank, world);
+            assert_eq!(batches.count(), count, "{number}: rank {rank}");
         }
-        let mut real: Vec<u64> = taken
-            .iter()
-            .filter(|row| row.5)
-            .filter_map(|row| row.4)
-            .collect();
+        let real = taken.iter().filter(|row| row.5);
+        let mut real: Vec<u64> = real.filter_map(|row| row.4).collect();
         assert_eq!(real.len() as u64, batches.samples(), "{number}");
         real.sort_unstable();
         real.dedup();
         assert_eq!(real.len() as u64, batches.samples(), "{number}");
-        assert!(
-            case.last == LastBatch::Drop || real.len() == case.of.len(),
-            "{number}"
-        );
+        let is_whole = real.len() == case.of.len();
+        assert!(case.last == LastBatch::Drop || is_whole, "{number}");
         let most = taken.iter().map(|row| row.3 + 1).max().unwrap_or(0);
         assert!(most <= u64::from(batches.rows_max()), "{number}");
         // What is told before the first batch is what comes.
@@ -338,11 +301,9 @@ fn grouped_batches_are_those_of_a_list() {
         assert_eq!(batches.counts(), told, "{number}: {case:?}, {world} ranks");
         let rows = case.rows();
         let largest = usize::from(*case.of.iter().max().unwrap());
+        let off = repeated + left_out;
         match &case.bounds {
-            Some(_) => assert!(
-                repeated + left_out < rows[largest],
-                "{number}: {case:?}, {told:?}"
-            ),
+            Some(_) => assert!(off < rows[largest], "{number}: {case:?}, {told:?}"),
             None if case.last == LastBatch::Pad => {
                 assert!(repeated <= rows.len() as u64 * (world - 1), "{told:?}")
             }
@@ -351,20 +312,15 @@ fn grouped_batches_are_those_of_a_list() {
         let mut of_batch = vec![(0, 0); batches.count() as usize];
         for (batch, group, _, _, id, _) in &taken {
             let own = id.map_or(*group, |id| usize::from(case.of[id as usize]));
-            assert!(
-                own == *group || own < *group && case.bounds.is_some(),
-                "{number}: {own} in {group}"
-            );
+            let is_below = own < *group && case.bounds.is_some();
+            assert!(own == *group || is_below, "{number}: {own} in {group}");
             let (rows, _) = of_batch[*batch as usize];
             of_batch[*batch as usize] = (rows + 1, *group);
         }
         if let (Rows::Budget(most, _), Some(bounds)) = (&case.rows, &case.bounds) {
-            assert!(
-                of_batch
-                    .iter()
-                    .all(|(rows, group)| rows * bounds[*group] <= *most),
-                "{number}: {of_batch:?}"
-            );
+            let mut all = of_batch.iter();
+            let fits = all.all(|(rows, group)| rows * bounds[*group] <= *most);
+            assert!(fits, "{number}: {of_batch:?}");
         }
     }
 }
@@ -372,11 +328,8 @@ fn grouped_batches_are_those_of_a_list() {
 #[test]
 fn the_rest_after_any_grouped_batch_is_the_same_for_any_world() {
     /// Ids by batch: the order of rows among ranks is that of the position.
-    fn samples(taken: Vec<Taken>, pads_are_fixed: bool) -> Vec<(u64, usize, Option<u64>)> {
-        let mut taken: Vec<_> = taken
-            .into_iter()
-            .filter(|row| row.4.is_some() && (row.5 || pads_are_fixed))
-            .collect();
+    fn samples(mut taken: Vec<Taken>, pads_are_fixed: bool) -> Vec<(u64, usize, Option<u64>)> {
+        taken.retain(|row| row.4.is_some() && (row.5 || pads_are_fixed));
         taken.sort_by_key(|row| (row.0, row.2, row.3));
         taken.into_iter().map(|row| (row.0, row.1, row.4)).collect()
     }
@@ -389,11 +342,8 @@ fn the_rest_after_any_grouped_batch_is_the_same_for_any_world() {
             let all = samples(case.taken(1, 0), pads_are_fixed);
             let rest: Vec<_> = all.into_iter().filter(|row| row.0 >= from).collect();
             let world = 1 + (number + from) % case.world_max;
-            assert_eq!(
-                samples(case.taken(world, from), pads_are_fixed),
-                rest,
-                "{number}: {case:?} from {from} by {world}"
-            );
+            let found = samples(case.taken(world, from), pads_are_fixed);
+            assert_eq!(found, rest, "{number}: {case:?} from {from} by {world}");
         }
     }
 }
@@ -414,11 +364,8 @@ fn what_is_left_of_a_group_is_drawn_anew_each_epoch() {
     let mut rows = [0; 3];
     let mut together = 0;
     for epoch in 0..6_000 {
-        let taken = case(epoch).taken(1, 0);
-        let moved: Vec<_> = taken
-            .iter()
-            .filter(|row| row.1 == 1 && row.4.unwrap() < 6)
-            .collect();
+        let mut moved = case(epoch).taken(1, 0);
+        moved.retain(|row| row.1 == 1 && row.4.unwrap() < 6);
         assert_eq!(moved.len(), 2, "6 samples in batches of 4");
         for row in &moved {
             up[row.4.unwrap() as usize] += 1;
@@ -426,15 +373,11 @@ fn what_is_left_of_a_group_is_drawn_anew_each_epoch() {
         }
         together += i32::from(moved[0].0 == moved[1].0);
     }
-    assert!(
-        up.iter().all(|count| (1_850..2_150_i32).contains(count)),
-        "a third of the epochs: {up:?}"
-    );
+    let third = 1_850..2_150_i32;
+    assert!(up.iter().all(|count| third.contains(count)), "{up:?}");
+    let third = 3_800..4_200_i32;
+    assert!(rows.iter().all(|count| third.contains(count)), "{rows:?}");
     // 9 members in three batches of three rows: two of them share a batch by 2 in 8.
-    assert!(
-        rows.iter().all(|count| (3_800..4_200_i32).contains(count)),
-        "{rows:?}"
-    );
     assert!((1_380..1_620).contains(&together), "{together}");
 }
 
@@ -447,31 +390,18 @@ fn the_kth_sample_of_a_group_is_found_in_any_block() {
             .map(|_| (draws.next_f64().powi(3) * groups as f64) as u8)
             .collect();
         let table = Table::new(of.clone(), groups).unwrap();
-        let mut of_groups = vec![Vec::new(); groups];
-        (0..)
-            .zip(&of)
-            .for_each(|(id, group)| of_groups[usize::from(*group)].push(id));
         for group in 0..groups {
-            let own: Vec<u64> = (0..)
-                .zip(&of)
-                .filter(|(_, of)| usize::from(**of) == group)
-                .map(|(id, _)| id)
-                .collect();
+            let own = own(&of, group);
             assert_eq!(table.sizes[group], own.len() as u64);
             let step = (own.len() / if groups > 99 { 3 } else { 100 }).max(1);
             for (k, id) in own.iter().enumerate().step_by(step) {
-                assert_eq!(
-                    table.select(group, k as u64),
-                    *id,
-                    "{groups} groups, sample {k} of {group}"
-                );
+                let found = table.select(group, k as u64);
+                assert_eq!(found, *id, "{groups} groups, sample {k} of {group}");
             }
         }
         let more = (table.bytes() - of.len()) as f64 / len as f64;
-        assert!(
-            more < 0.02 + 4.0 * groups as f64 / len as f64,
-            "{groups}: {more}"
-        );
+        let most = 0.02 + 4.0 * groups as f64 / len as f64;
+        assert!(more < most, "{groups}: {more}");
     }
 }
 
@@ -488,21 +418,12 @@ fn any_sample_of_the_group_may_stand_in() {
     let mut draws = Draws::new(3, 0, 0, "stand in");
     for batch in 0..batches.count() {
         let group = batches.group(batch).unwrap();
-        let mut seen: Vec<u64> = (0..200)
-            .map(|_| {
-                order
-                    .id(order.another(batches.position(batch, 0), &mut draws))
-                    .unwrap()
-            })
-            .collect();
+        let position = batches.position(batch, 0);
+        let mut another = || order.id(order.another(position, &mut draws)).unwrap();
+        let mut seen: Vec<u64> = (0..200).map(|_| another()).collect();
         seen.sort_unstable();
         seen.dedup();
-        let own: Vec<u64> = (0..)
-            .zip(&case.of)
-            .filter(|(_, of)| **of == group)
-            .map(|(id, _)| id)
-            .collect();
-        assert_eq!(seen, own);
+        assert_eq!(seen, own(&case.of, usize::from(group)));
     }
 }
 
@@ -510,15 +431,12 @@ fn any_sample_of_the_group_may_stand_in() {
 fn lengths_make_groups_and_a_budget_their_batches() {
     let lengths = [1, 10, 11, 100, 0, 64];
     let groups = Groups::by(lengths, &[10, 64, 100]).unwrap();
-    assert_eq!(
-        (&*groups.table.of, &*groups.table.sizes),
-        (&[0, 0, 1, 2, 0, 1][..], &[3, 2, 1][..])
-    );
-    assert_eq!(&*groups.clone().budget(640).rows(7).unwrap(), [64, 10, 6]);
-    assert_eq!(
-        &*groups.clone().budget(640).multiple_of(4).rows(7).unwrap(),
-        [64, 8, 4]
-    );
+    assert_eq!(&*groups.table.of, [0, 0, 1, 2, 0, 1]);
+    assert_eq!(&*groups.table.sizes, [3, 2, 1]);
+    let budget = groups.clone().budget(640);
+    assert_eq!(&*budget.rows(7).unwrap(), [64, 10, 6]);
+    let budget = budget.multiple_of(4);
+    assert_eq!(&*budget.rows(7).unwrap(), [64, 8, 4]);
     assert_eq!(&*groups.clone().rows(7).unwrap(), [7, 7, 7]);
     assert_eq!(&*groups.batch_sizes([3, 2, 1]).rows(7).unwrap(), [3, 2, 1]);
 }
@@ -527,14 +445,17 @@ fn lengths_make_groups_and_a_budget_their_batches() {
 fn impossible_groups_are_refused_with_their_numbers() {
     let message = |error: Error| (error.kind(), error.message().to_owned());
     let config = |words: &str| (ErrorKind::Config, words.to_owned());
-    assert_eq!(
-        message(Groups::by([1], &[]).unwrap_err()),
-        config("0 bounds of groups; give 1 to 256")
-    );
-    assert_eq!(
-        message(Groups::by([1], &[5, 5]).unwrap_err()),
-        config("the bounds of groups must ascend, not go from 5 to 5")
-    );
+    let none: &[u64] = &[];
+    for (bounds, words) in [
+        (none, "0 bounds of groups; give 1 to 256"),
+        (
+            &[5, 5],
+            "the bounds of groups must ascend, not go from 5 to 5",
+        ),
+    ] {
+        let error = Groups::by([1], bounds).unwrap_err();
+        assert_eq!(message(error), config(words));
+    }
     let error = Groups::by([1, 2, 9], &[4, 8]).unwrap_err();
     assert_eq!(error.site().sample, Some(2));
     let words = "the sample has length 9, but the last bound of the groups is 8: \
@@ -543,85 +464,55 @@ fn impossible_groups_are_refused_with_their_numbers() {
 
     let groups = Groups::by([1, 2, 9], &[4, 10]).unwrap();
     let plan = |groups: &Groups, len, world| {
-        Plan::of_groups(
-            groups,
-            len,
-            6,
-            LastBatch::Keep,
-            Rank::new(0, world).unwrap(),
-        )
-        .map_err(message)
-        .map(|plan| plan.largest())
+        let rank = Rank::new(0, world).unwrap();
+        let plan = Plan::of_groups(groups, len, 6, LastBatch::Keep, rank);
+        plan.map_err(message).map(|plan| plan.largest())
     };
     assert_eq!(plan(&groups, 3, 6), Ok(6));
-    let cases = [
-        (
-            groups.clone(),
-            4,
-            1,
-            "the groups have 3 samples, but the dataset has 4",
-        ),
-        (
-            groups.clone(),
-            3,
-            7,
-            "the batches of group 0 have 6 rows for 7 ranks: some would have none; make them \
-             larger, or use fewer ranks",
-        ),
+    let words = "the groups have 3 samples, but the dataset has 4";
+    assert_eq!(plan(&groups, 4, 1), Err(config(words)));
+    let words = "the batches of group 0 have 6 rows for 7 ranks: some would have none; make them \
+         larger, or use fewer ranks";
+    assert_eq!(plan(&groups, 3, 7), Err(config(words)));
+    for (groups, words) in [
         (
             groups.clone().batch_sizes([3]),
-            3,
-            1,
             "1 batch sizes for 2 groups; give one for each",
         ),
         (
             groups.clone().batch_sizes([3, 4, 5]),
-            3,
-            1,
             "3 batch sizes for 2 groups; give one for each",
         ),
         (
             groups.clone().budget(39).multiple_of(4),
-            3,
-            1,
             "a budget of 39 has no room for 4 rows of up to 10 (group 1): give 40 or more",
         ),
         (
             groups.budget(39).multiple_of(0),
-            3,
-            1,
             "batch sizes must be a multiple of 1 or more, not of 0",
         ),
-        (
-            Groups::of([0, 1]).unwrap().budget(9),
-            2,
-            1,
-            "a budget needs lengths: make the groups by lengths, or give batch sizes",
-        ),
-    ];
-    for (groups, len, world, words) in cases {
-        assert_eq!(plan(&groups, len, world), Err(config(words)));
+    ] {
+        assert_eq!(plan(&groups, 3, 1), Err(config(words)));
     }
-    let unfit = [
-        Order::indices([0, 1]).grouped(Groups::of([0, 1]).unwrap()),
-        Order::windowed(1, 2).grouped(Groups::of([0, 1]).unwrap()),
-        Order::sequential()
-            .lanes(2)
-            .grouped(Groups::of([0, 1]).unwrap()),
-    ];
-    for order in unfit {
-        let error = order
-            .planned(2, 1, LastBatch::Keep, Rank::single())
-            .unwrap_err();
+    let two = || Groups::of([0, 1]).unwrap();
+    let words = "a budget needs lengths: make the groups by lengths, or give batch sizes";
+    assert_eq!(plan(&two().budget(9), 2, 1), Err(config(words)));
+    for order in [
+        Order::indices([0, 1]),
+        Order::windowed(1, 2),
+        Order::sequential().lanes(2),
+    ] {
+        let planned = order
+            .grouped(two())
+            .planned(2, 1, LastBatch::Keep, Rank::single());
+        let error = planned.unwrap_err();
         assert!(
             error.message().contains("groups need a shuffled"),
             "{error}"
         );
     }
-    let error = Order::shuffled(1)
-        .grouped(Groups::of([0, 1]).unwrap())
-        .preview(2, 0, 1)
-        .unwrap_err();
+    let preview = Order::shuffled(1).grouped(two()).preview(2, 0, 1);
+    let error = preview.unwrap_err();
     assert!(error.message().contains("ask the loader"), "{error}");
 }
 
@@ -637,21 +528,16 @@ fn groups_without_samples_make_no_batches_and_no_room() {
         left_out,
     };
     let plan = Plan::of_groups(&groups, 3, 1, LastBatch::Mask, Rank::new(0, 2).unwrap()).unwrap();
-    assert_eq!(
-        (plan.largest(), plan.len(), plan.counts()),
-        (2, 3, counts(3, 2, 0, 0))
-    );
+    assert_eq!((plan.largest(), plan.len()), (2, 3));
+    assert_eq!(plan.counts(), counts(3, 2, 0, 0));
     let dropped = Plan::of_groups(&groups, 3, 1, LastBatch::Drop, Rank::single()).unwrap();
     assert_eq!((dropped.len(), dropped.counts()), (3, counts(3, 1, 0, 1)));
     // Where no group has enough for a batch, all of them together may.
-    let few = Groups::by([1, 5, 7], &[1, 5, 7])
-        .unwrap()
-        .batch_sizes([3, 3, 3]);
+    let few = Groups::by([1, 5, 7], &[1, 5, 7]).unwrap();
+    let few = few.batch_sizes([3, 3, 3]);
     let plan = Plan::of_groups(&few, 3, 1, LastBatch::Pad, Rank::single()).unwrap();
-    assert_eq!(
-        (plan.rows().collect::<Vec<_>>(), plan.counts()),
-        (vec![0, 0, 3], counts(3, 1, 0, 0))
-    );
+    assert_eq!(plan.rows().collect::<Vec<_>>(), [0, 0, 3]);
+    assert_eq!(plan.counts(), counts(3, 1, 0, 0));
 }
 
 #[test]
@@ -671,13 +557,8 @@ fn an_identity_tells_groups_and_batch_sizes_apart() {
 /// The share of padding in groups with these bounds.
 fn padding(lengths: &[u64], bounds: &[u64]) -> f64 {
     let groups = Groups::by(lengths.iter().copied(), bounds).unwrap();
-    let padded: u64 = groups
-        .table
-        .sizes
-        .iter()
-        .zip(bounds)
-        .map(|(samples, bound)| samples * bound)
-        .sum();
+    let sizes = groups.table.sizes.iter().zip(bounds);
+    let padded: u64 = sizes.map(|(samples, bound)| samples * bound).sum();
     1.0 - lengths.iter().sum::<u64>() as f64 / padded as f64
 }
 
@@ -698,29 +579,15 @@ fn length_groups_save_most_of_the_padding() {
         bounds.dedup();
         bounds
     };
-    let shares = |count: usize| {
-        let groups = Groups::by_length(&lengths, count).unwrap();
-        assert!(
-            groups.bounds().len() == count && groups.bounds()[count - 1] == 4096,
-            "{:?}",
-            groups.bounds()
-        );
-        (
-            padding(&lengths, groups.bounds()),
-            padding(&lengths, &equal(count)),
-        )
-    };
     for (count, most) in [(1, 0.85), (16, 0.10), (32, 0.05), (64, 0.03)] {
-        let (best, equal) = shares(count);
-        println!(
-            "{count} groups: {:.2} % padding, of equal counts {:.2} %",
-            best * 100.0,
-            equal * 100.0
-        );
-        assert!(
-            best < most && best <= equal,
-            "{count} groups: {best}, {equal}"
-        );
+        let groups = Groups::by_length(&lengths, count).unwrap();
+        let bounds = groups.bounds();
+        assert_eq!((bounds.len(), bounds[count - 1]), (count, 4096));
+        let best = padding(&lengths, bounds);
+        let equal = padding(&lengths, &equal(count));
+        println!("{count} groups: share of padding {best:.4}, of equal counts {equal:.4}");
+        assert!(best < most, "{count} groups: {best}");
+        assert!(best <= equal, "{count} groups: {best}, {equal}");
     }
 }
 
@@ -738,36 +605,25 @@ fn no_other_bounds_leave_less_padding() {
         let mut distinct = lengths.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        let padded = |bounds: &[u64]| {
-            lengths
-                .iter()
-                .map(|length| bounds[bounds.partition_point(|bound| bound < length)])
-                .sum::<u64>()
+        let padded = |bounds: &[u64]| -> u64 {
+            let bound = |length: &u64| bounds[bounds.partition_point(|bound| bound < length)];
+            lengths.iter().map(bound).sum()
         };
         let last = distinct.pop().unwrap();
         let choices =
             (0_u32..1 << distinct.len()).filter(|choice| (choice.count_ones() as usize) < count);
         let bounds = |choice: u32| {
-            let kept = distinct
-                .iter()
-                .enumerate()
-                .filter(move |(bit, _)| choice & (1 << bit) != 0);
-            kept.map(|(_, length)| *length)
-                .chain([last])
-                .collect::<Vec<_>>()
+            let kept = (0..distinct.len()).filter(|bit| choice & (1 << bit) != 0);
+            let kept = kept.map(|bit| distinct[bit]);
+            kept.chain([last]).collect::<Vec<_>>()
         };
         let right = choices.map(|choice| padded(&bounds(choice))).min().unwrap();
-        let found = Groups::by_length(&lengths, count).unwrap();
-        assert!(
-            found.bounds().len() <= count && found.bounds().is_sorted_by(|a, b| a < b),
-            "{number}: {found:?}"
-        );
-        assert_eq!(
-            padded(found.bounds()),
-            right,
-            "{number}: {lengths:?} in {count}: {:?}",
-            found.bounds()
-        );
+        let groups = Groups::by_length(&lengths, count).unwrap();
+        let found = groups.bounds();
+        assert!(found.len() <= count, "{number}: {groups:?}");
+        assert!(found.is_sorted_by(|a, b| a < b), "{number}: {groups:?}");
+        let case = format!("{number}: {lengths:?} in {count}: {found:?}");
+        assert_eq!(padded(found), right, "{case}");
     }
 }
 
@@ -778,20 +634,14 @@ fn bounds_end_with_the_greatest_length() {
     assert_eq!(bounds(&[], 4), [0]);
     assert_eq!(bounds(&[7, 7], 4), [7]);
     assert_eq!(bounds(&[3, 9, 3, 5], 8), [3, 5, 9]);
-    assert_eq!(
-        bounds(&[0, u64::MAX, 5, 1 << 40], 3),
-        [5, 1 << 40, u64::MAX]
-    );
+    let long = bounds(&[0, u64::MAX, 5, 1 << 40], 3);
+    assert_eq!(long, [5, 1 << 40, u64::MAX]);
     // Long ones that share a bin: its greatest is the bound.
-    assert_eq!(
-        bounds(&[1 << 20, (1 << 20) + 1, 1 << 21], 3),
-        [(1 << 20) + 1, 1 << 21]
-    );
+    let alike = bounds(&[1 << 20, (1 << 20) + 1, 1 << 21], 3);
+    assert_eq!(alike, [(1 << 20) + 1, 1 << 21]);
     for count in [0, 257] {
         let error = Groups::by_length(&[1], count).unwrap_err();
-        assert_eq!(
-            error.message(),
-            format!("{count} groups of lengths; give 1 to 256")
-        );
+        let words = format!("{count} groups of lengths; give 1 to 256");
+        assert_eq!(error.message(), words);
     }
 }

@@ -13,9 +13,7 @@ fn picture(width: u32, height: u32) -> Vec<u8> {
     let stride = (3 * width as usize).next_multiple_of(4);
     let mut bytes = b"BM".to_vec();
     let header = [0, 0, 54, 40, width, height, 24 << 16 | 1, 0, 0, 0, 0, 0, 0];
-    header
-        .iter()
-        .for_each(|word| bytes.extend(word.to_le_bytes()));
+    bytes.extend(header.iter().flat_map(|word| word.to_le_bytes()));
     let mut state = width * 31 + height;
     bytes.extend((0..stride * height as usize).map(|_| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -46,11 +44,8 @@ fn patches(size: u32, most: u32, rule: Rule) -> Patches {
 fn assert_sizes(how: Patches, cases: &[(u32, u32, u32, u32)]) {
     for &(width, height, columns, rows) in cases {
         let output = how.output(Size::new(width, height));
-        assert_eq!(
-            output,
-            Size::new(columns * how.size, rows * how.size),
-            "{how:?} of {width}x{height}"
-        );
+        let expected = Size::new(columns * how.size, rows * how.size);
+        assert_eq!(output, expected, "{how:?} of {width}x{height}");
     }
 }
 
@@ -80,19 +75,15 @@ fn enlarged_pictures_have_the_sizes_of_siglip2_naflex() {
         (1000, 333, 55, 18),
     ];
     assert_sizes(patches(14, 1024, Rule::Enlarge), &fourteen);
-    assert_sizes(
-        patches(14, 7, Rule::Enlarge),
-        &[
-            (1, 1, 2, 2),
-            (1, 3000, 1, 7),
-            (640, 480, 3, 2),
-            (1000, 333, 4, 1),
-        ],
-    );
-    assert_sizes(
-        patches(16, 1, Rule::Enlarge),
-        &[(1, 1, 1, 1), (1, 3000, 1, 1), (640, 480, 1, 1)],
-    );
+    let seven = [
+        (1, 1, 2, 2),
+        (1, 3000, 1, 7),
+        (640, 480, 3, 2),
+        (1000, 333, 4, 1),
+    ];
+    assert_sizes(patches(14, 7, Rule::Enlarge), &seven);
+    let one = [(1, 1, 1, 1), (1, 3000, 1, 1), (640, 480, 1, 1)];
+    assert_sizes(patches(16, 1, Rule::Enlarge), &one);
 }
 
 #[test]
@@ -103,13 +94,12 @@ fn a_picture_that_fits_is_not_enlarged_beyond_whole_patches() {
         (17, 16, 2, 1),
         (256, 256, 16, 16),
         (4096, 1, 256, 1),
+        // Those that do not fit are as above.
+        (5000, 1, 256, 1),
+        (640, 480, 18, 14),
+        (6000, 4000, 19, 13),
     ];
     assert_sizes(patches(16, 256, Rule::Native), &cases);
-    // Those that do not fit are as above.
-    assert_sizes(
-        patches(16, 256, Rule::Native),
-        &[(5000, 1, 256, 1), (640, 480, 18, 14), (6000, 4000, 19, 13)],
-    );
 }
 
 #[test]
@@ -152,59 +142,34 @@ fn hash(how: Patches, strip: u32) -> (usize, u64) {
     let sizes = (0..20_000)
         .map(|_| (side(), side()))
         .filter(|(w, h)| u64::from(*w.max(h)) <= u64::from(strip) * u64::from(*w.min(h)));
-    sizes.fold(
-        (0, 0xCBF2_9CE4_8422_2325),
-        |(count, hash), (width, height)| {
-            let Size { width, height } = how.output(Size::new(width, height));
-            let both = [width / how.size, height / how.size];
-            (
-                count + 1,
-                both.iter().fold(hash, |hash, side| {
-                    (hash ^ u64::from(*side)).wrapping_mul(0x100_0000_01B3)
-                }),
-            )
-        },
-    )
+    let mut count = 0;
+    let mut hash = 0xCBF2_9CE4_8422_2325;
+    for (width, height) in sizes {
+        let Size { width, height } = how.output(Size::new(width, height));
+        count += 1;
+        for side in [width / how.size, height / how.size] {
+            hash = (hash ^ u64::from(side)).wrapping_mul(0x100_0000_01B3);
+        }
+    }
+    (count, hash)
 }
 
 /// The hashes are those of transformers 4.57.1, for sizes of up to 65,536 pixels a side.
 #[test]
 fn thousands_of_sizes_are_those_of_transformers() {
-    let cases = [
-        (
-            patches(16, 256, Rule::Enlarge),
-            u32::MAX,
-            (20_000, 0xCD4D_710D_2259_7DBF),
-        ),
-        (
-            patches(14, 1024, Rule::Enlarge),
-            u32::MAX,
-            (20_000, 0x5AB6_052D_BBFD_272D),
-        ),
-        (
-            patches(14, 7, Rule::Enlarge),
-            u32::MAX,
-            (20_000, 0x90F5_DF68_DE06_4464),
-        ),
+    let any = u32::MAX;
+    let merge = |side, least| Rule::Merge { side, least };
+    for (size, most, rule, strip, count, expected) in [
+        (16, 256, Rule::Enlarge, any, 20_000, 0xCD4D_710D_2259_7DBF),
+        (14, 1024, Rule::Enlarge, any, 20_000, 0x5AB6_052D_BBFD_272D),
+        (14, 7, Rule::Enlarge, any, 20_000, 0x90F5_DF68_DE06_4464),
         // Wider strips exceed their budget or are refused.
-        (
-            patches(14, 5120, Rule::Merge { side: 2, least: 16 }),
-            200,
-            (17_980, 0xAFEF_30DE_5C2A_8BD7),
-        ),
-        (
-            patches(16, 256, Rule::Merge { side: 2, least: 4 }),
-            64,
-            (15_767, 0x01A9_61DC_16D5_AB31),
-        ),
-        (
-            patches(16, 64, Rule::Merge { side: 1, least: 1 }),
-            64,
-            (15_767, 0x7040_B0B1_48A3_01CB),
-        ),
-    ];
-    for (how, strip, expected) in cases {
-        assert_eq!(hash(how, strip), expected, "{how:?}");
+        (14, 5120, merge(2, 16), 200, 17_980, 0xAFEF_30DE_5C2A_8BD7),
+        (16, 256, merge(2, 4), 64, 15_767, 0x01A9_61DC_16D5_AB31),
+        (16, 64, merge(1, 1), 64, 15_767, 0x7040_B0B1_48A3_01CB),
+    ] {
+        let how = patches(size, most, rule);
+        assert_eq!(hash(how, strip), (count, expected), "{how:?}");
     }
 }
 
@@ -260,27 +225,20 @@ fn patches_are_the_parts_of_the_scaled_picture_in_order() {
     for (width, height, rule) in rules {
         let input = picture(width, height);
         let how = patches(8, 60, rule);
-        let Size {
-            width: columns,
-            height: rows,
-        } = how.output(Size::new(width, height));
-        for (layout, flip) in [PixelLayout::Nhwc, PixelLayout::Nchw]
-            .into_iter()
-            .flat_map(|l| [(l, 0.0), (l, 1.0)])
-        {
-            let whole = decoded(&Image::resize(columns, rows).flip(flip), &input);
+        let output = how.output(Size::new(width, height));
+        let layouts = [PixelLayout::Nhwc, PixelLayout::Nchw];
+        let ways = layouts.map(|layout| [(layout, 0.0), (layout, 1.0)]);
+        for (layout, flip) in ways.into_iter().flatten() {
+            let scaled = Image::resize(output.width, output.height).flip(flip);
+            let whole = decoded(&scaled, &input);
             let image = Image::new(Op::Patches(how)).flip(flip).layout(layout);
             let row = decoded(&image, &input);
-            let grid = [(rows / 8) as i32, (columns / 8) as i32];
-            assert_eq!(
-                (pairs(&row, 2), pairs(&row, 3)),
-                (vec![grid], vec![[height as i32, width as i32]])
-            );
+            let grid = [output.height / 8, output.width / 8].map(|side| side as i32);
+            assert_eq!(pairs(&row, 2), [grid]);
+            assert_eq!(pairs(&row, 3), [[height as i32, width as i32]]);
             let count = (grid[0] * grid[1]) as usize;
-            assert_eq!(
-                (row.len_of(0), row.len_of(1), row.len_of(2)),
-                (Some(count), Some(count), None)
-            );
+            let lengths = [0, 1, 2].map(|field| row.len_of(field));
+            assert_eq!(lengths, [Some(count), Some(count), None]);
             let mut places: Vec<_> = (0..grid[0])
                 .flat_map(|y| (0..grid[1]).map(move |x| [y, x]))
                 .collect();
@@ -288,36 +246,18 @@ fn patches_are_the_parts_of_the_scaled_picture_in_order() {
                 places.sort_by_key(|[y, x]| (y / 2, x / 2));
             }
             assert_eq!(pairs(&row, 1)[..count], places);
-            let expected = cut(whole.bytes(0), columns as usize, 8, &places, layout);
-            assert!(
-                row.bytes(0)[..expected.len()] == expected,
-                "{how:?}, {layout:?}, {flip}"
-            );
-            assert!(
-                row.bytes(0)[expected.len()..].iter().all(|byte| *byte == 0),
-                "{how:?}"
-            );
+            let expected = cut(whole.bytes(0), output.width as usize, 8, &places, layout);
+            let (filled, rest) = row.bytes(0).split_at(expected.len());
+            assert!(filled == expected, "{how:?}, {layout:?}, {flip}");
+            assert!(rest.iter().all(|byte| *byte == 0), "{how:?}");
             // Floats of the same bytes.
-            let floats = decoded(
-                &image
-                    .clone()
-                    .dtype(DType::BF16)
-                    .normalize([0.5; 3], [0.25; 3]),
-                &input,
-            );
+            let image = image.dtype(DType::BF16).normalize([0.5; 3], [0.25; 3]);
+            let floats = decoded(&image, &input);
             let floats: Vec<bf16> = bytemuck::pod_collect_to_vec(floats.bytes(0));
+            let (filled, rest) = floats.split_at(expected.len());
             let value = |byte: &u8| bf16::from_f32((f32::from(*byte) / 255.0 - 0.5) / 0.25);
-            assert!(
-                floats
-                    .iter()
-                    .zip(&expected)
-                    .all(|(float, byte)| *float == value(byte))
-            );
-            assert!(
-                floats[expected.len()..]
-                    .iter()
-                    .all(|float| *float == bf16::ZERO)
-            );
+            assert!(filled.iter().copied().eq(expected.iter().map(value)));
+            assert!(rest.iter().all(|float| *float == bf16::ZERO));
         }
     }
 }
@@ -327,16 +267,11 @@ fn a_smaller_picture_leaves_nothing_of_a_larger_one() {
     let mut single = single(&Image::patches(8, 60));
     single.decode(&picture(200, 100), 0, 0, 0).unwrap();
     single.decode(&picture(9, 3), 0, 0, 1).unwrap();
-    assert_eq!(
-        (single.len_of(0), pairs(&single, 2)),
-        (Some(2), vec![[1, 2]])
-    );
-    assert!(
-        single.bytes(0)[2 * 192..]
-            .iter()
-            .chain(&single.bytes(1)[16..])
-            .all(|byte| *byte == 0)
-    );
+    assert_eq!(single.len_of(0), Some(2));
+    assert_eq!(pairs(&single, 2), [[1, 2]]);
+    let values = &single.bytes(0)[2 * 192..];
+    let places = &single.bytes(1)[16..];
+    assert!(values.iter().chain(places).all(|byte| *byte == 0));
 }
 
 #[test]
@@ -344,16 +279,11 @@ fn an_upright_picture_has_its_upright_grid_and_size() {
     let input = include_bytes!("../../../../tests/fixtures/jpeg/orientation-6.jpg");
     let stored = decoded(&Image::patches(8, 500), input);
     let upright = decoded(&Image::patches(8, 500).exif_orientation(true), input);
-    let swapped = |field| {
-        pairs(&stored, field)
-            .into_iter()
-            .map(|[a, b]| [b, a])
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(
-        (pairs(&upright, 2), pairs(&upright, 3)),
-        (swapped(2), swapped(3))
-    );
+    for field in [2, 3] {
+        let mut swapped = pairs(&stored, field);
+        swapped.iter_mut().for_each(|pair| pair.reverse());
+        assert_eq!(pairs(&upright, field), swapped, "{field}");
+    }
     assert_ne!(pairs(&upright, 3), pairs(&stored, 3));
 }
 
@@ -363,12 +293,8 @@ fn strips_and_hostile_sizes_are_errors_that_name_them() {
     merged.decode(&picture(200, 1), 0, 0, 0).unwrap();
     let error = merged.decode(&picture(201, 1), 0, 0, 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Decode);
-    assert!(
-        error
-            .to_string()
-            .contains("201x1 pixels: for merged patches"),
-        "{error}"
-    );
+    let text = error.to_string();
+    assert!(text.contains("201x1 pixels: for merged patches"), "{text}");
     let mut hostile = picture(9, 3);
     hostile[18..22].copy_from_slice(&65_535_u32.to_le_bytes());
     hostile[22..26].copy_from_slice(&65_535_u32.to_le_bytes());
@@ -386,49 +312,32 @@ fn strips_and_hostile_sizes_are_errors_that_name_them() {
         ..Limits::default()
     };
     let large = Image::patches(512, 1 << 14).limits(limits).enlarge(true);
-    assert_eq!(
-        single(&large)
-            .decode(&picture(9, 3), 0, 0, 0)
-            .unwrap_err()
-            .kind(),
-        ErrorKind::Limit
-    );
+    let refused = single(&large).decode(&picture(9, 3), 0, 0, 0);
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Limit);
     decoded(&Image::patches(16, 256).limits(limits), &picture(9, 3));
 }
 
 #[test]
 fn settings_of_patches_that_make_no_sense_are_found_at_build() {
-    let refused = |image: Image| {
-        let error = Single::new(image, &EncodedField::image("image"))
-            .map(|_| ())
-            .unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config);
-        error.to_string()
-    };
+    let make = Image::patches;
     let cases = [
-        (Image::patches(0, 5), "pixels: each side must be 1"),
-        (Image::patches(16, 0), "at most 0 patches of 16 pixels"),
-        (
-            Image::patches(16, 1 << 21),
-            "may have 16777216 pixels at most",
-        ),
-        (Image::patches(16, 256).merge(0, 1), "0 x 0 of them merged"),
-        (
-            Image::patches(16, 256).merge(17, 1),
-            "17 x 17 of them merged",
-        ),
-        (Image::patches(16, 256).merge(2, 0), "0 to 256 patches"),
-        (Image::patches(16, 256).merge(2, 257), "257 to 256 patches"),
+        (make(0, 5), "pixels: each side must be 1"),
+        (make(16, 0), "at most 0 patches of 16 pixels"),
+        (make(16, 1 << 21), "may have 16777216 pixels at most"),
+        (make(16, 256).merge(0, 1), "0 x 0 of them merged"),
+        (make(16, 256).merge(17, 1), "17 x 17 of them merged"),
+        (make(16, 256).merge(2, 0), "0 to 256 patches"),
+        (make(16, 256).merge(2, 257), "257 to 256 patches"),
     ];
     for (image, words) in cases {
-        let message = refused(image);
-        assert!(message.contains(words), "{message}");
+        let made = Single::new(image, &EncodedField::image("image"));
+        let error = made.map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains(words), "{error}");
     }
     let fields = single(&Image::patches(16, 256)).fields().to_vec();
-    let shapes: Vec<_> = fields
-        .iter()
-        .map(|field| (field.name(), field.dims()))
-        .collect();
+    let shapes = fields.iter().map(|field| (field.name(), field.dims()));
+    let shapes: Vec<_> = shapes.collect();
     let expected = [
         ("image", vec![256, 768]),
         ("image.positions", vec![256, 2]),

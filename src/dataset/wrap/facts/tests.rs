@@ -15,11 +15,8 @@ struct Dir(PathBuf);
 impl Dir {
     fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!(
-            "feedline-checked-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("feedline-checked-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
@@ -37,16 +34,32 @@ fn bytes(len: usize) -> Vec<u8> {
 }
 
 fn all(dataset: &impl Dataset) -> Vec<Result<Vec<Vec<u8>>>> {
-    (0..dataset.len())
-        .map(|sample| dataset.read_sample(sample))
-        .collect()
+    let samples = 0..dataset.len();
+    samples.map(|sample| dataset.read_sample(sample)).collect()
 }
 
 fn right(dataset: &impl Dataset) -> Vec<Vec<Vec<u8>>> {
-    all(dataset)
-        .into_iter()
-        .map(|sample| sample.unwrap())
-        .collect()
+    all(dataset).into_iter().map(Result::unwrap).collect()
+}
+
+/// Files of facts with checksums of a dataset.
+fn checked<D: Dataset>(dataset: D, place: &Path) -> Result<Facts<D>> {
+    dataset.facts(place).checksums().open()
+}
+
+fn anew<D: Dataset>(dataset: D, place: &Path) -> Facts<D> {
+    dataset.facts(place).checksums().anew().open().unwrap()
+}
+
+#[track_caller]
+fn assert_error(error: &Error, kind: ErrorKind, words: &str) {
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.to_string().contains(words), "{words}: {error}");
+}
+
+fn set_modified(path: &Path, time: std::time::SystemTime) {
+    let file = File::options().append(true).open(path).unwrap();
+    file.set_modified(time).unwrap();
 }
 
 #[test]
@@ -56,29 +69,16 @@ fn every_flip_and_cut_of_records_names_its_sample() {
     let place = dir.0.join("records.crc");
     let shard = bytes(16 + 40 * 32);
     std::fs::write(&path, &shard).unwrap();
-    let open = || {
-        Records::builder(32)
-            .header(16)
-            .classes((0..40).collect())
-            .open(&path)
-            .unwrap()
-            .facts(&place)
-            .checksums()
-            .open()
-    };
-    let checked = open().unwrap();
-    assert!(checked.built() && !open().unwrap().built());
+    let labelled = || Records::builder(32).header(16).classes((0..40).collect());
+    let open = || checked(labelled().open(&path).unwrap(), &place).unwrap();
+    let checked = open();
+    assert!(checked.built() && !open().built());
     let expected = right(checked.inner());
     assert_eq!(right(&checked), expected);
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
     let write = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
-        File::options()
-            .append(true)
-            .open(&path)
-            .unwrap()
-            .set_modified(modified)
-            .unwrap();
+        set_modified(&path, modified);
     };
     for at in 0..shard.len() {
         for bits in [0x01, 0x10, 0xff] {
@@ -90,52 +90,30 @@ fn every_flip_and_cut_of_records_names_its_sample() {
                 match found {
                     Ok(found) => assert_eq!(found, expected[sample], "byte {at}"),
                     Err(error) => {
-                        assert_eq!(
-                            (error.kind(), error.site().sample),
-                            (ErrorKind::Decode, Some(sample as u64))
-                        );
-                        assert!(
-                            error.to_string().contains("field `record`: CRC32C"),
-                            "{error}"
-                        );
+                        assert_error(&error, ErrorKind::Decode, "field `record`: CRC32C");
+                        assert_eq!(error.site().sample, Some(sample as u64));
                         wrong.push(sample);
                     }
                 }
             }
             // The header belongs to no sample.
-            assert_eq!(
-                wrong,
-                Vec::from_iter(at.checked_sub(16).map(|at| at / 32)),
-                "byte {at}"
-            );
+            let hit = Vec::from_iter(at.checked_sub(16).map(|at| at / 32));
+            assert_eq!(wrong, hit, "byte {at}");
         }
     }
     // Time and length are the same: the index still applies.
-    let again = open().unwrap();
+    let again = open();
     assert!(!again.built() && all(&again).iter().any(Result::is_err));
     for len in 0..shard.len() {
         write(&shard[..len]);
         for found in all(&checked) {
-            assert_eq!(
-                found.unwrap_err().kind(),
-                ErrorKind::Changed,
-                "cut at {len}"
-            );
+            let kind = found.unwrap_err().kind();
+            assert_eq!(kind, ErrorKind::Changed, "cut at {len}");
         }
-        // A new open refuses the source, or indexes it with its shorter length.
-        match Records::builder(32)
-            .header(16)
-            .classes((0..40).collect())
-            .open(&path)
-        {
-            Err(error) => {
-                assert!(matches!(
-                    error.kind(),
-                    ErrorKind::Truncated | ErrorKind::Shape | ErrorKind::Empty
-                ))
-            }
-            Ok(_) => panic!("40 labels for fewer records"),
-        }
+        // 40 labels for fewer records.
+        let kind = labelled().open(&path).err().unwrap().kind();
+        let legal = [ErrorKind::Truncated, ErrorKind::Shape, ErrorKind::Empty];
+        assert!(legal.contains(&kind), "cut at {len}: {kind:?}");
     }
 }
 
@@ -145,15 +123,8 @@ fn damaged_checksum_files_are_refused_and_kept() {
     let path = dir.0.join("records");
     let place = dir.0.join("records.crc");
     std::fs::write(&path, bytes(64)).unwrap();
-    let open = || {
-        Records::builder(8)
-            .classes(vec![5; 8])
-            .open(&path)
-            .unwrap()
-            .facts(&place)
-            .checksums()
-            .open()
-    };
+    let records = || Records::builder(8).classes(vec![5; 8]).open(&path).unwrap();
+    let open = || checked(records(), &place);
     let expected = right(&open().unwrap());
     let whole = std::fs::read(&place).unwrap();
     let mut hostile: Vec<Vec<u8>> = (0..whole.len()).map(|len| whole[..len].to_vec()).collect();
@@ -169,33 +140,21 @@ fn damaged_checksum_files_are_refused_and_kept() {
         match open() {
             // An empty file counts as missing.
             Ok(checked) => {
-                assert!(
-                    checked.built() == bytes.is_empty() && right(&checked) == expected,
-                    "case {case}"
-                );
+                assert_eq!(checked.built(), bytes.is_empty(), "case {case}");
+                assert_eq!(right(&checked), expected, "case {case}");
             }
             Err(error) => {
                 let (kind, hint) = match bytes.starts_with(&whole[..bytes.len().min(8)]) {
                     true => (ErrorKind::Decode, "FactsBuilder::anew"),
                     false => (ErrorKind::Config, "not overwritten"),
                 };
-                assert!(
-                    error.kind() == kind && error.to_string().contains(hint),
-                    "case {case}: {error}"
-                );
+                let is_named = error.to_string().contains(hint);
+                assert!(error.kind() == kind && is_named, "case {case}: {error}");
                 assert_eq!(std::fs::read(&place).unwrap(), *bytes, "case {case}");
             }
         }
     }
-    let anew = Records::builder(8)
-        .classes(vec![5; 8])
-        .open(&path)
-        .unwrap()
-        .facts(&place)
-        .checksums()
-        .anew()
-        .open()
-        .unwrap();
+    let anew = anew(records(), &place);
     assert!(anew.built() && right(&anew) == expected);
     assert_eq!(std::fs::read(&place).unwrap(), whole);
 }
@@ -206,68 +165,35 @@ fn other_lengths_and_labels_are_refused_until_made_again() {
     let path = dir.0.join("records");
     let place = dir.0.join("sub/records.crc");
     std::fs::write(&path, bytes(64)).unwrap();
-    let open = |class| {
-        Records::builder(8)
-            .classes(vec![class; 8])
-            .open(&path)
-            .unwrap()
-            .facts(&place)
-            .checksums()
-            .open()
+    let records = |class| {
+        let builder = Records::builder(8).classes(vec![class; 8]);
+        builder.open(&path).unwrap()
     };
+    let open = |class| checked(records(class), &place);
     let built = |class| open(class).unwrap().built();
     assert_eq!([built(1), built(1)], [true, false]);
     // The same file with other labels is damage or another dataset. It is never accepted.
     assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
-    File::options()
-        .append(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(std::time::UNIX_EPOCH)
-        .unwrap();
+    set_modified(&path, std::time::UNIX_EPOCH);
     assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
-    let anew = Records::builder(8)
-        .classes(vec![2; 8])
-        .open(&path)
-        .unwrap()
-        .facts(&place)
-        .checksums()
-        .anew()
-        .open();
-    assert_eq!([anew.unwrap().built(), built(2)], [true, false]);
+    let relabelled = anew(records(2), &place);
+    assert_eq!([relabelled.built(), built(2)], [true, false]);
     std::fs::write(&path, bytes(65)).unwrap();
     let kept = std::fs::read(&place).unwrap();
     let longer = || Records::builder(13).open(&path).unwrap();
-    let error = longer().facts(&place).checksums().open().unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Changed && error.to_string().contains("FactsBuilder::anew"),
-        "{error}"
-    );
+    let error = checked(longer(), &place).unwrap_err();
+    assert_error(&error, ErrorKind::Changed, "FactsBuilder::anew");
     assert_eq!(std::fs::read(&place).unwrap(), kept);
-    let records = longer().facts(&place).checksums().anew().open().unwrap();
+    let records = anew(longer(), &place);
     assert!(records.built() && right(&records).len() == 5);
     // A mistaken name does not destroy a file.
     for other in [&path, &dir.0.join("other")] {
         std::fs::write(other, bytes(65)).unwrap();
-        let error = Records::builder(13)
-            .open(&path)
-            .unwrap()
-            .facts(other)
-            .checksums()
-            .open()
-            .unwrap_err();
-        assert!(
-            error.kind() == ErrorKind::Config && error.to_string().contains("not overwritten"),
-            "{error}"
-        );
+        let error = checked(longer(), other).unwrap_err();
+        assert_error(&error, ErrorKind::Config, "not overwritten");
         assert_eq!(std::fs::read(other).unwrap(), bytes(65));
     }
-    let unwritable = Records::builder(13)
-        .open(&path)
-        .unwrap()
-        .facts(path.join("sub"))
-        .checksums()
-        .open();
+    let unwritable = checked(longer(), &path.join("sub"));
     assert!(unwritable.unwrap_err().to_string().contains("records/sub"));
 }
 
@@ -284,45 +210,26 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
     };
     let records = |folder: &str| Records::builder(8).open(dir.0.join(folder)).unwrap();
     write("data", &shards);
-    assert!(
-        records("data")
-            .facts(&place)
-            .checksums()
-            .open()
-            .unwrap()
-            .built()
-    );
+    let open = |folder| checked(records(folder), &place);
+    assert!(open("data").unwrap().built());
     write("copy", &shards);
-    let copy = records("copy").facts(&place).checksums().open().unwrap();
-    assert!(
-        !copy.built() && copy.describe().contains("compared now with all bytes"),
-        "{copy:?}"
-    );
+    let copy = open("copy").unwrap();
+    assert!(!copy.built(), "{copy:?}");
+    let what = copy.describe();
+    assert!(what.contains("compared now with all bytes"), "{what}");
     // A compared copy is not compared again.
-    assert!(
-        records("copy")
-            .facts(&place)
-            .checksums()
-            .open()
-            .unwrap()
-            .describe()
-            .contains("CRC32Cs from")
-    );
+    assert!(open("copy").unwrap().describe().contains("CRC32Cs from"));
     let kept = std::fs::read(&place).unwrap();
     let mut damaged = shards.clone();
-    (damaged[0][17], damaged[1][79], damaged[1][3]) =
-        (!damaged[0][17], !damaged[1][79], !damaged[1][3]);
+    for (shard, at) in [(0, 17), (1, 79), (1, 3)] {
+        damaged[shard][at] = !damaged[shard][at];
+    }
     write("damaged", &damaged);
-    let error = records("damaged")
-        .facts(&place)
-        .checksums()
-        .open()
-        .unwrap_err();
+    let error = open("damaged").unwrap_err();
     let site = error.site();
-    assert_eq!(
-        (error.kind(), site.offset, site.len, site.sample),
-        (ErrorKind::Changed, Some(16), Some(8), Some(2))
-    );
+    assert_eq!(error.kind(), ErrorKind::Changed);
+    let found = (site.offset, site.len, site.sample);
+    assert_eq!(found, (Some(16), Some(8), Some(2)));
     assert_eq!(site.path, Some(dir.0.join("damaged/0.bin")));
     for words in [
         "3 of 18 checksums differ",
@@ -333,19 +240,9 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
         assert!(error.message().contains(words), "{error}");
     }
     assert_eq!(std::fs::read(&place).unwrap(), kept);
-    assert!(
-        records("damaged")
-            .facts(&place)
-            .checksums()
-            .anew()
-            .open()
-            .unwrap()
-            .built()
-    );
-    assert!(
-        right(&records("damaged").facts(&place).checksums().open().unwrap())[2][0]
-            == damaged[0][16..24]
-    );
+    assert!(anew(records("damaged"), &place).built());
+    let samples = right(&open("damaged").unwrap());
+    assert_eq!(samples[2][0], damaged[0][16..24]);
 }
 
 #[test]
@@ -358,37 +255,21 @@ fn a_dataset_that_opens_its_bytes_can_be_checked() {
     }
     let images = || Images::open(dir.0.join("images")).unwrap();
     let expected = right(&images());
-    let checked = images()
-        .facts(dir.0.join("images.crc"))
-        .checksums()
-        .open()
-        .unwrap();
-    assert_eq!(right(&checked), expected);
+    let pictures = checked(images(), &dir.0.join("images.crc")).unwrap();
+    assert_eq!(right(&pictures), expected);
     std::fs::write(dir.0.join("images/b/1.jpg"), vec![1; 3_000_000]).unwrap();
-    assert_eq!(
-        all(&checked).iter().map(Result::is_ok).collect::<Vec<_>>(),
-        [true, true, false]
-    );
+    let found: Vec<_> = all(&pictures).iter().map(Result::is_ok).collect();
+    assert_eq!(found, [true, true, false]);
 
     let shard: &[u8] = include_bytes!("../../../../tests/fixtures/tar/small.tar");
     let tar = || {
         let builder = Tar::builder().checksums(false).bytes("bin").class("cls");
         builder.open_bytes(shard).unwrap()
     };
-    let checked = tar()
-        .facts(dir.0.join("tar.crc"))
-        .checksums()
-        .open()
-        .unwrap();
-    assert_eq!(right(&checked), right(&tar()));
+    let open = || checked(tar(), &dir.0.join("tar.crc")).unwrap();
+    assert_eq!(right(&open()), right(&tar()));
     // A split keeps the whole's checksums.
-    let (first, _) = tar()
-        .facts(dir.0.join("tar.crc"))
-        .checksums()
-        .open()
-        .unwrap()
-        .split(0.5, 1)
-        .unwrap();
+    let (first, _) = open().split(0.5, 1).unwrap();
     assert!(all(&first).iter().all(Result::is_ok));
 }
 
@@ -448,9 +329,7 @@ fn fields_framed_in_only_some_samples_are_checked() {
         .open_bytes(*b"abcdefgh")
         .unwrap();
     let place = dir.0.join("mixed.crc");
-    let checked = Mixed(records).facts(&place).checksums().open().unwrap();
-    assert_eq!(
-        right(&checked),
-        [[b"abcd".to_vec()], [b"hgfe".to_vec()], [b"here".to_vec()]]
-    );
+    let mixed = checked(Mixed(records), &place).unwrap();
+    let expected = [b"abcd", b"hgfe", b"here"].map(|bytes| [bytes.to_vec()]);
+    assert_eq!(right(&mixed), expected);
 }

@@ -21,11 +21,8 @@ struct Root(PathBuf);
 impl Root {
     fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!(
-            "cufile-root-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("cufile-root-{}-{number}", std::process::id());
         let root = Self(standin::folder().join(name));
         root.write("proc/modules", "ext4 1 1 - Live 0x0\n");
         std::fs::create_dir_all(root.0.join("run/udev")).unwrap();
@@ -129,9 +126,8 @@ impl Bench {
         let mut memory = Memory::new(1 << 16);
         let cufile = root.open(&library).unwrap();
         let start = memory.address();
-        let handle = cufile
-            .register_file(direct(&root.write("data", bytes)))
-            .unwrap();
+        let file = direct(&root.write("data", bytes));
+        let handle = cufile.register_file(file).unwrap();
         let buffer = Some(cufile.register_buffer(start, 1 << 16).unwrap());
         Self {
             buffer,
@@ -156,14 +152,24 @@ impl Bench {
 }
 
 fn code(code: i32) -> FailureCause {
-    FailureCause::CuFile {
-        code,
-        cuda: if code == failure::CUDA_DRIVER_ERROR {
-            201
-        } else {
-            0
-        },
+    let is_cuda = code == failure::CUDA_DRIVER_ERROR;
+    let cuda = if is_cuda { 201 } else { 0 };
+    FailureCause::CuFile { code, cuda }
+}
+
+/// Calls that opened and closed the driver, with nothing left.
+fn opened(opens: i64, closes: i64) -> Counts {
+    Counts {
+        opens,
+        closes,
+        ..Counts::default()
     }
+}
+
+#[track_caller]
+fn assert_has(text: &impl ToString, part: &str) {
+    let text = text.to_string();
+    assert!(text.contains(part), "{part}: {text}");
 }
 
 /// Runs the calling test again, alone in a process changed by `change`; returns whether this is
@@ -176,27 +182,16 @@ fn alone(test: &str, change: impl FnOnce(&mut Command)) -> bool {
         return true;
     }
     let module = module_path!().split_once("::").unwrap().1;
+    let name = format!("{module}::{test}");
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child
-        .args([
-            "--exact",
-            &format!("{module}::{test}"),
-            "--test-threads=1",
-            "--nocapture",
-        ])
-        .env(MARK, "1");
+    child.args(["--exact", &name, "--test-threads=1", "--nocapture"]);
+    child.env(MARK, "1");
     child.stdout(Stdio::piped()).stderr(Stdio::piped());
     change(&mut child);
     let output = child.spawn().unwrap().wait_with_output().unwrap();
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert_has(&text, "1 passed");
     print!("{text}");
     false
 }
@@ -219,9 +214,7 @@ fn open_drivers_close_with_the_last_user() {
         files: 1,
         buffers: 1,
         users: 1,
-        reads: 0,
-        opens: 1,
-        closes: 0,
+        ..opened(1, 0)
     };
     assert_eq!(library.counts(), live);
     // In an unusual order.
@@ -229,78 +222,47 @@ fn open_drivers_close_with_the_last_user() {
     assert_eq!(library.counts(), live);
     drop(buffer);
     drop(handle);
-    assert_eq!(
-        library.counts(),
-        Counts {
-            opens: 1,
-            closes: 1,
-            ..Counts::default()
-        }
-    );
-    assert_eq!(
-        library.trace(),
-        [
-            "open", "stats+", "file+", "buffer+", "buffer-", "file-", "stats-", "close"
-        ]
-    );
+    assert_eq!(library.counts(), opened(1, 1));
+    let calls = [
+        "open", "stats+", "file+", "buffer+", "buffer-", "file-", "stats-", "close",
+    ];
+    assert_eq!(library.trace(), calls);
     assert_eq!(library.violations(), [""; 0]);
 }
 
 #[test]
 fn missing_requirements_are_found_before_opening() {
     type Change = fn(&Root);
-    let table: [(&str, Change, &str, &str); 4] = [
-        (
-            "/proc/modules is absent",
-            |root| root.remove("proc/modules"),
-            "proc/modules",
-            "loop forever",
-        ),
-        (
-            "udev is absent",
-            |root| root.remove("run/udev"),
-            "run/udev",
-            "mount it from the host",
-        ),
-        (
-            "/proc/modules cannot be read",
-            |root| {
-                root.remove("proc/modules");
-                std::fs::create_dir(root.0.join("proc/modules")).unwrap();
-            },
-            "proc/modules",
-            "cannot be read",
-        ),
-        (
-            "nvidia-fs is loaded and its device files are absent",
-            |root| drop(root.write("proc/driver/nvidia-fs/devcount", "1\n")),
-            "dev/nvidia-fs0",
-            "into the container",
-        ),
-    ];
+    let no_modules: Change = |root| root.remove("proc/modules");
+    let no_udev: Change = |root| root.remove("run/udev");
+    let unreadable: Change = |root| {
+        root.remove("proc/modules");
+        std::fs::create_dir(root.0.join("proc/modules")).unwrap();
+    };
+    // It is loaded, without its device files.
+    let nvidia_fs: Change = |root| drop(root.write("proc/driver/nvidia-fs/devcount", "1\n"));
     let library = StandIn::own();
-    for (what, change, path, advice) in table {
+    for (change, path, advice) in [
+        (no_modules, "proc/modules", "loop forever"),
+        (no_udev, "run/udev", "mount it from the host"),
+        (unreadable, "proc/modules", "cannot be read"),
+        (nvidia_fs, "dev/nvidia-fs0", "into the container"),
+    ] {
         let root = Root::new();
         change(&root);
         let absent = root.open(&library).unwrap_err();
-        let text = absent.to_string();
-        assert!(
-            text.contains(&root.0.join(path).display().to_string()) && text.contains(advice),
-            "{what}: {text}"
-        );
+        assert_has(&absent, &root.0.join(path).display().to_string());
+        assert_has(&absent, advice);
         let named = match &absent {
             Absent::NoModules { path }
             | Absent::NoUdev { path }
             | Absent::NoDeviceFiles { path } => path,
-            other => panic!("{what}: {other:?}"),
+            other => panic!("{advice}: {other:?}"),
         };
         assert_eq!(*named, root.0.join(path));
     }
-    assert_eq!(
-        library.counts(),
-        Counts::default(),
-        "the driver was never opened"
-    );
+    let never_opened = Counts::default();
+    assert_eq!(library.counts(), never_opened);
 }
 
 #[test]
@@ -321,42 +283,28 @@ fn a_missing_library_error_lists_the_candidates() {
     let root = Root::new();
     let missing = root.0.join("libcufile.so.0");
     let absent = CuFile::open_with(&root.options(&missing)).unwrap_err();
-    let text = absent.to_string();
-    assert!(
-        matches!(&absent, Absent::NoLibrary { tried } if *tried == [missing.display().to_string()]),
-        "{absent:?}"
-    );
-    assert!(
-        text.contains("nvidia-cufile") && text.contains("FEEDLINE_CUFILE"),
-        "{text}"
-    );
+    let tried = [missing.display().to_string()];
+    let is_named = matches!(&absent, Absent::NoLibrary { tried: names } if *names == tried);
+    assert!(is_named, "{absent:?}");
+    assert_has(&absent, "nvidia-cufile");
+    assert_has(&absent, "FEEDLINE_CUFILE");
     // A file that is no library: the linker's message is kept.
     let text_file = root.write("text.so", "not a library");
-    let text = CuFile::open_with(&root.options(&text_file))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains("text.so: ") && text.contains("file too short"),
-        "{text}"
-    );
+    let absent = CuFile::open_with(&root.options(&text_file)).unwrap_err();
+    assert_has(&absent, "text.so: ");
+    assert_has(&absent, "file too short");
 }
 
 #[test]
 fn only_missing_needed_symbols_refuse_a_library() {
     let root = Root::new();
-    let absent = root
-        .open(&StandIn::own_with(&["without_read"]))
-        .unwrap_err();
-    assert!(
-        matches!(
-            absent,
-            Absent::NoSymbol {
-                symbol: "cuFileRead",
-                ..
-            }
-        ),
-        "{absent}"
-    );
+    let library = StandIn::own_with(&["without_read"]);
+    let absent = root.open(&library).unwrap_err();
+    let symbol = match absent {
+        Absent::NoSymbol { symbol, .. } => symbol,
+        other => panic!("{other}"),
+    };
+    assert_eq!(symbol, "cuFileRead");
 
     let cufile = root.open(&StandIn::own_with(&["without_stats"])).unwrap();
     assert_eq!((cufile.version, cufile.stats(0)), (Some((1, 20)), None));
@@ -383,16 +331,12 @@ fn old_libraries_are_refused_and_unversioned_ones_accepted() {
         match root.open(&library) {
             Ok(cufile) => {
                 assert!(usable);
-                assert_eq!(
-                    cufile.version,
-                    version.map(|(major, minor)| (major as u32, minor as u32))
-                );
+                let version = version.map(|(major, minor)| (major as u32, minor as u32));
+                assert_eq!(cufile.version, version);
             }
             Err(absent) => {
-                assert!(
-                    !usable && matches!(absent, Absent::VersionTooOld { .. }),
-                    "{version:?}: {absent}"
-                );
+                let is_old = matches!(absent, Absent::VersionTooOld { .. });
+                assert!(!usable && is_old, "{version:?}: {absent}");
                 assert_eq!(library.counts().opens, 0);
             }
         }
@@ -403,36 +347,20 @@ fn old_libraries_are_refused_and_unversioned_ones_accepted() {
 fn open_errors_name_every_code() {
     let library = StandIn::own();
     let root = Root::new();
-    for (number, name) in failure::NAMES
-        .into_iter()
-        .filter(|(number, _)| *number != failure::DRIVER_ALREADY_OPEN)
-    {
+    let names = failure::NAMES.into_iter();
+    for (number, name) in names.filter(|(number, _)| *number != failure::DRIVER_ALREADY_OPEN) {
         library.open(Open::Fails(number));
         let absent = root.open(&library).unwrap_err();
-        assert!(
-            matches!(absent, Absent::DriverOpen { code, .. } if code == number),
-            "{absent:?}"
-        );
-        let text = absent.to_string();
-        assert!(
-            text.contains(name)
-                && text.contains(&number.to_string())
-                && text.contains("cufile.log"),
-            "{text}"
-        );
+        let is_named = matches!(absent, Absent::DriverOpen { code, .. } if code == number);
+        assert!(is_named, "{absent:?}");
+        for part in [name, &number.to_string(), "cufile.log"] {
+            assert_has(&absent, part);
+        }
     }
     library.open(Open::Fails(5011));
-    assert!(
-        root.open(&library)
-            .unwrap_err()
-            .to_string()
-            .contains("CUDA error 201")
-    );
-    assert_eq!(
-        library.counts().closes,
-        0,
-        "a driver that failed to open is not closed"
-    );
+    assert_has(&root.open(&library).unwrap_err(), "CUDA error 201");
+    let closes = library.counts().closes;
+    assert_eq!(closes, 0, "a driver that failed to open is not closed");
     // A failure is not remembered: the next open succeeds.
     library.open(Open::Well);
     root.open(&library).unwrap();
@@ -444,13 +372,7 @@ fn a_foreign_driver_is_used_and_left_open() {
     let root = Root::new();
     library.open(Open::Fails(failure::DRIVER_ALREADY_OPEN));
     drop(root.open(&library).unwrap());
-    assert_eq!(
-        library.counts(),
-        Counts {
-            opens: 1,
-            ..Counts::default()
-        }
-    );
+    assert_eq!(library.counts(), opened(1, 0));
 }
 
 #[test]
@@ -465,10 +387,7 @@ fn a_hanging_open_is_abandoned_and_never_retried() {
     for _ in 0..3 {
         let absent = CuFile::open_with(&options).unwrap_err();
         assert!(matches!(absent, Absent::TimedOut { .. }), "{absent:?}");
-        assert!(
-            absent.to_string().contains("did not return within 0.05 s"),
-            "{absent}"
-        );
+        assert_has(&absent, "did not return within 0.05 s");
     }
     assert_eq!(library.counts().opens, 1);
 }
@@ -488,15 +407,12 @@ fn open_restores_a_closed_standard_input() {
     let root = Root::new();
     let link = || std::fs::read_link("/proc/self/fd/0").unwrap();
     let flags = || rustix::io::fcntl_getfd(std::io::stdin()).unwrap();
-    let before = (link(), flags(), descriptors());
+    let state = || (link(), flags(), descriptors());
+    let before = state();
     for code in [0, 5033] {
         library.open(Open::ClosesStdin(code));
         assert_eq!(root.open(&library).is_ok(), code == 0);
-        assert_eq!(
-            (link(), flags(), descriptors()),
-            before,
-            "after code {code}"
-        );
+        assert_eq!(state(), before, "after code {code}");
     }
     // A descriptor closed before stays closed.
     // SAFETY: this process runs one test, and nothing in it reads standard input any more.
@@ -522,10 +438,8 @@ fn the_process_driver_stays_open_while_in_use() {
     }
     let answers: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(CuFile::get)).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
+        let answers = threads.into_iter().map(|thread| thread.join().unwrap());
+        answers.collect()
     });
     // The result depends on the machine's /proc and /run.
     println!("{:?}", answers[0]);
@@ -541,23 +455,20 @@ fn the_process_driver_stays_open_while_in_use() {
         let counts = StandIn::shared().counts();
         (counts.opens, counts.closes, counts.users)
     };
-    let (one, none) = if used {
-        ((1, 0, 1), (1, 1, 0))
-    } else {
-        ((0, 0, 0), (0, 0, 0))
-    };
-    assert_eq!(counts(), one);
+    let uses = i64::from(used);
+    assert_eq!(counts(), (uses, 0, uses));
     drop(answers);
-    assert_eq!(counts(), none);
+    assert_eq!(counts(), (uses, uses, 0));
     // Threads that open and close repeatedly find it open, or reopen it after the close.
+    let reopen = || {
+        for _ in 0..50 {
+            assert_eq!(CuFile::get().is_ok_and(|cufile| cufile.opened.stats), used);
+        }
+    };
     std::thread::scope(|scope| {
-        (0..4).for_each(|_| {
-            drop(scope.spawn(|| {
-                (0..50).for_each(|_| {
-                    assert_eq!(CuFile::get().is_ok_and(|cufile| cufile.opened.stats), used)
-                })
-            }))
-        });
+        for _ in 0..4 {
+            scope.spawn(reopen);
+        }
     });
     let (opens, closes, users) = counts();
     assert!(opens == closes && users == 0, "{opens} {closes} {users}");
@@ -571,21 +482,15 @@ fn files_without_direct_reads_are_refused() {
     let root = Root::new();
     let cufile = root.open(&library).unwrap();
     let path = root.write("data", noise(100));
-    let failure = cufile
-        .register_file(File::open(&path).unwrap())
-        .unwrap_err();
-    assert!(failure.to_string().contains("O_DIRECT"), "{failure}");
+    let file = File::open(&path).unwrap();
+    assert_has(&cufile.register_file(file).unwrap_err(), "O_DIRECT");
     assert_eq!(library.trace(), ["open", "stats+"]);
     for number in [5008, 5018, 5027, 5034] {
         library.fail_register(Register::File, number);
         let failure = cufile.register_file(direct(&path)).unwrap_err();
         assert_eq!(*failure.cause(), code(number));
-        assert!(
-            failure
-                .to_string()
-                .starts_with("cuFileHandleRegister: CU_FILE_"),
-            "{failure}"
-        );
+        let text = failure.to_string();
+        assert!(text.starts_with("cuFileHandleRegister: CU_FILE_"), "{text}");
     }
     let open = || {
         std::fs::read_dir("/proc/self/fd")
@@ -618,24 +523,16 @@ fn memory_registers_only_at_page_boundaries() {
     ];
     for (address, len, words) in table {
         let failure = cufile.register_buffer(address, len).unwrap_err();
-        let text = failure.to_string();
-        assert!(
-            matches!(failure.cause(), FailureCause::Refused(_)) && text.contains(words),
-            "{address:#x} {len}: {text}"
-        );
-        assert!(text.contains(&format!("{address:#x}")), "{text}");
+        let is_refused = matches!(failure.cause(), FailureCause::Refused(_));
+        assert!(is_refused, "{address:#x} {len}: {failure}");
+        assert_has(&failure, words);
+        assert_has(&failure, &format!("{address:#x}"));
     }
-    assert_eq!(
-        library.trace(),
-        ["open", "stats+"],
-        "the library was not called"
-    );
+    let calls = library.trace();
+    assert_eq!(calls, ["open", "stats+"], "the library was not called");
     // Lengths need no alignment.
-    cufile
-        .register_buffer(start + 4096, 777)
-        .unwrap()
-        .release()
-        .unwrap();
+    let buffer = cufile.register_buffer(start + 4096, 777).unwrap();
+    buffer.release().unwrap();
     assert_eq!(library.violations(), [""; 0]);
 }
 
@@ -645,36 +542,22 @@ fn failed_registrations_leave_nothing_behind() {
     let root = Root::new();
     let cufile = root.open(&library).unwrap();
     let mut memory = Memory::new(1 << 16);
+    let start = memory.address();
     for number in [5011, 5012, 5016, 5036] {
         library.fail_register(Register::Buffer, number);
-        assert_eq!(
-            *cufile
-                .register_buffer(memory.address(), 4096)
-                .unwrap_err()
-                .cause(),
-            code(number)
-        );
+        let failure = cufile.register_buffer(start, 4096).unwrap_err();
+        assert_eq!(*failure.cause(), code(number));
     }
-    let buffer = cufile.register_buffer(memory.address(), 4096).unwrap();
-    assert_eq!(
-        *cufile
-            .register_buffer(memory.address(), 4096)
-            .unwrap_err()
-            .cause(),
-        code(5023)
-    );
+    let buffer = cufile.register_buffer(start, 4096).unwrap();
+    let failure = cufile.register_buffer(start, 4096).unwrap_err();
+    assert_eq!(*failure.cause(), code(5023));
     library.fail_register(Register::BufferBack, 5010);
     let failure = buffer.release().unwrap_err();
     assert_eq!(*failure.cause(), code(5010));
-    assert!(
-        failure.to_string().starts_with("cuFileBufDeregister"),
-        "{failure}"
-    );
-    assert_eq!(
-        library.counts().buffers,
-        1,
-        "still registered, and released only once"
-    );
+    let text = failure.to_string();
+    assert!(text.starts_with("cuFileBufDeregister"), "{text}");
+    let left = library.counts().buffers;
+    assert_eq!(left, 1, "still registered, and released only once");
 }
 
 #[test]
@@ -703,14 +586,7 @@ fn registrations_end_before_their_files_and_memory() {
             }
         }
         assert_eq!(library.violations(), [""; 0], "{order:?}");
-        assert_eq!(
-            library.counts(),
-            Counts {
-                opens: 1,
-                closes: 1,
-                ..Counts::default()
-            }
-        );
+        assert_eq!(library.counts(), opened(1, 1));
         assert_eq!(library.trace().last().unwrap(), "close");
     }
 }
@@ -739,19 +615,11 @@ fn reads_are_whole_short_or_empty_like_the_file() {
         let to = to as usize;
         let from = (from as usize).min(bytes.len());
         assert_eq!(memory[to..to + expected], bytes[from..from + expected]);
-        assert!(
-            memory[..to]
-                .iter()
-                .chain(&memory[to + expected..])
-                .all(|byte| *byte == 0xee),
-            "{len} at {from}"
-        );
+        let mut others = memory[..to].iter().chain(&memory[to + expected..]);
+        assert!(others.all(|byte| *byte == 0xee), "{len} at {from}");
     }
-    assert_eq!(
-        bench.library.counts().reads,
-        7,
-        "an empty read makes no call"
-    );
+    let reads = bench.library.counts().reads;
+    assert_eq!(reads, 7, "an empty read makes no call");
     bench.end();
 }
 
@@ -767,29 +635,14 @@ fn read_faults_keep_their_code_and_the_next_read_works() {
     }
     // An errno with a cuFile code, as the real library sets it.
     library.fail_read_os(library.counts().reads as u64, 5027);
-    assert_eq!(
-        *again().unwrap_err().cause(),
-        FailureCause::CuFile {
-            code: 5027,
-            cuda: 0
-        }
-    );
+    let cause = |code| FailureCause::CuFile { code, cuda: 0 };
+    assert_eq!(*again().unwrap_err().cause(), cause(5027));
     for (number, name) in failure::NAMES {
         library.fail_read(library.counts().reads as u64, number);
         let failure = again().unwrap_err();
-        assert_eq!(
-            *failure.cause(),
-            FailureCause::CuFile {
-                code: number,
-                cuda: 0
-            }
-        );
-        assert!(
-            failure
-                .to_string()
-                .starts_with(&format!("cuFileRead: {name} ({number})")),
-            "{failure}"
-        );
+        assert_eq!(*failure.cause(), cause(number));
+        let start = format!("cuFileRead: {name} ({number})");
+        assert!(failure.to_string().starts_with(&start), "{failure}");
     }
     for bytes in [0, 1, 512, 4096] {
         library.short_read(library.counts().reads as u64, bytes);
@@ -816,15 +669,11 @@ fn invalid_reads_are_refused_without_a_call() {
     ];
     for (handle, address, len, from, to, words) in table {
         let failure = read(&bench.cufile, handle, address, len, from, to).unwrap_err();
-        assert!(
-            matches!(failure.cause(), FailureCause::Refused(why) if why.contains(words)),
-            "{words}: {failure}"
-        );
+        let is_named = matches!(failure.cause(), FailureCause::Refused(why) if why.contains(words));
+        assert!(is_named, "{words}: {failure}");
     }
-    assert_eq!(
-        (bench.library.counts().reads, other.library.counts().reads),
-        (0, 0)
-    );
+    assert_eq!(bench.library.counts().reads, 0);
+    assert_eq!(other.library.counts().reads, 0);
     bench.end();
 }
 
@@ -832,10 +681,8 @@ fn invalid_reads_are_refused_without_a_call() {
 fn the_stand_in_refuses_reads_that_would_bounce() {
     let mut bench = Bench::new(StandIn::own(), &noise(8192));
     let refused = |bench: &Bench, at, len, to| {
-        read(&bench.cufile, &bench.handle, bench.start + at, len, 0, to)
-            .unwrap_err()
-            .cause()
-            .clone()
+        let refused = read(&bench.cufile, &bench.handle, bench.start + at, len, 0, to);
+        refused.unwrap_err().cause().clone()
     };
     assert_eq!(refused(&bench, 0, 8192, (1 << 16) - 4096), code(5017));
     assert_eq!(refused(&bench, 4096, 4096, 0), code(5024));
@@ -923,15 +770,10 @@ fn every_version_with_statistics_shows_routes_per_gpu() {
         library.version(Some(version));
         library.gpus(2);
         let bench = Bench::new(library, &noise(8192));
-        let Bench {
-            cufile,
-            library,
-            root,
-            ..
-        } = &bench;
+        let cufile = &bench.cufile;
         assert!(cufile.opened.stats);
         for (route, mode) in table {
-            library.route(0, route);
+            bench.library.route(0, route);
             let before = (cufile.stats(0).unwrap(), cufile.stats(1).unwrap());
             assert_eq!(before.0.scope, Scope::Gpu { uuid: [1; 16] });
             assert_eq!(bench.read(8192, 0, 0), Ok(8192));
@@ -942,16 +784,13 @@ fn every_version_with_statistics_shows_routes_per_gpu() {
             assert_eq!(Mode::between(&before.1, &after.1), Mode::Unknown);
         }
         assert_eq!(cufile.stats(2), None);
-        library.gpus_at(1256);
+        bench.library.gpus_at(1256);
         if version > (1, 20) {
             assert_eq!(cufile.stats(0), None, "a grown layout is refused");
             let text = "Reads\t: n=7 ok=7 err=0 readMiB=1 io_state_err=0\n";
-            root.write("proc/driver/nvidia-fs/stats", text);
-            assert_eq!(
-                cufile.stats(0).unwrap().scope,
-                Scope::Machine,
-                "but nvidia-fs is"
-            );
+            bench.root.write("proc/driver/nvidia-fs/stats", text);
+            let scope = cufile.stats(0).unwrap().scope;
+            assert_eq!(scope, Scope::Machine, "but nvidia-fs is");
         }
     }
 }
@@ -970,10 +809,8 @@ fn unaligned_reads_count_as_host_reads() {
         bench.read(len, from, to).unwrap();
     }
     let after = bench.cufile.stats(0).unwrap();
-    assert_eq!(
-        Mode::between(&before, &after),
-        Mode::Mixed { direct: 2, host: 3 }
-    );
+    let mode = Mode::Mixed { direct: 2, host: 3 };
+    assert_eq!(Mode::between(&before, &after), mode);
 }
 
 #[test]
@@ -983,11 +820,10 @@ fn old_libraries_use_the_text_of_nvidia_fs() {
     let bench = Bench::new(library, &noise(8192));
     let Bench { cufile, root, .. } = &bench;
     assert_eq!(cufile.stats(0), None);
-    let text = |ok: u64| {
-        format!("IO stats: Enabled\nReads\t: n={ok} ok={ok} err=0 readMiB=1 io_state_err=0\n")
-    };
-    let stats = |ok| {
-        root.write("proc/driver/nvidia-fs/stats", text(ok));
+    let stats = |ok: u64| {
+        let text =
+            format!("IO stats: Enabled\nReads\t: n={ok} ok={ok} err=0 readMiB=1 io_state_err=0\n");
+        root.write("proc/driver/nvidia-fs/stats", text);
         cufile.stats(0).unwrap()
     };
     let before = stats(10);
@@ -1039,10 +875,8 @@ fn the_real_library_opens_and_reads_or_explains() {
         Ok(cufile) => cufile,
         Err(absent) => {
             println!("absent: {absent}");
-            assert!(!matches!(
-                absent,
-                Absent::NoLibrary { .. } | Absent::NoSymbol { .. }
-            ));
+            assert!(!matches!(absent, Absent::NoLibrary { .. }));
+            assert!(!matches!(absent, Absent::NoSymbol { .. }));
             if matches!(absent, Absent::NoModules { .. }) {
                 // Shows the purpose of the check: without it, the library does not return, or fails
                 // otherwise.
@@ -1051,24 +885,16 @@ fn the_real_library_opens_and_reads_or_explains() {
                     deadline: Duration::from_secs(2),
                     ..options
                 };
-                println!(
-                    "without that check: {}",
-                    CuFile::open_with(&options).unwrap_err()
-                );
+                let absent = CuFile::open_with(&options).unwrap_err();
+                println!("without that check: {absent}");
             }
             return;
         }
     };
-    println!(
-        "{cufile:?}, statistics: {}, of GPU 0: {:?}",
-        cufile.opened.stats,
-        cufile.stats(0)
-    );
-    assert!(
-        cufile
-            .version
-            .is_some_and(|version| version >= absent::OLDEST)
-    );
+    let has_statistics = cufile.opened.stats;
+    let statistics = cufile.stats(0);
+    println!("{cufile:?}, statistics: {has_statistics}, of GPU 0: {statistics:?}");
+    assert!(cufile.version.unwrap() >= absent::OLDEST);
     let bytes = noise(3 * 4096 + 1000);
     let path = root.write("data", &bytes);
     let handle = match cufile.register_file(direct(&path)) {
@@ -1087,10 +913,8 @@ fn the_real_library_opens_and_reads_or_explains() {
     assert_eq!(read(&cufile, &handle, start, 8192, 3 * 4096, 0), Ok(1000));
     assert_eq!(memory.0[..1000], bytes[3 * 4096..]);
     assert_eq!(read(&cufile, &handle, start, 4096, 1 << 30, 0), Ok(0));
-    println!(
-        "read into memory of the host; of GPU 0: {:?}",
-        cufile.stats(0)
-    );
+    let statistics = cufile.stats(0);
+    println!("read into memory of the host; of GPU 0: {statistics:?}");
     buffer.release().unwrap();
     drop((handle, cufile));
 }
