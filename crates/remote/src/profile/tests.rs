@@ -238,7 +238,7 @@ fn a_command_that_fails_is_an_error_that_names_it_without_a_secret() {
         (
             "echo \
              '{\"Version\":1,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"s\",\"Expiration\":\"do-not-show-me\"}'",
-            "no ISO 8601 time",
+            "is not an ISO 8601 time",
         ),
         (
             "echo \
