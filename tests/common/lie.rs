@@ -271,7 +271,7 @@ impl Lie {
     }
 
     fn send(&self, start: String, body: &[u8], out: &mut TcpStream) -> std::io::Result<bool> {
-        use Framing::{ChunksCut, Close, Cut, LostCut, Old};
+        use Framing::*;
         let len = body.len();
         let third = len / 3;
         let half = len / 2;
@@ -284,25 +284,25 @@ impl Lie {
         let closing = format!("{start}connection: close\r\n\r\n");
         let chunked = format!("{start}transfer-encoding: chunked\r\n\r\n");
         let goes_on = match self.framing {
-            Framing::Length => self.body(&announced(len), &[body], "", out)?,
-            Framing::TooLong => {
+            Length => self.body(&announced(len), &[body], "", out)?,
+            TooLong => {
                 self.body(&announced(len + 5), &[body], "", out)?;
                 wait(out)?
             }
-            Framing::TooShort => self.body(&announced(half), &[first], "", out)?,
+            TooShort => self.body(&announced(half), &[first], "", out)?,
             Cut => self.body(&announced(len), &[first], "", out)?,
             Close => self.body(&closing, &[body], "", out)?,
             Old => self.body(&format!("{start}\r\n"), &[first], "", out)?,
-            Framing::Chunked => self.chunks(&chunked, &[body], true, out)?,
-            Framing::Lost => self.chunks(&chunked, &lost, true, out)?,
-            Framing::Twice => self.chunks(&chunked, &[first, middle, second], true, out)?,
-            Framing::TwiceLate => {
+            Chunked => self.chunks(&chunked, &[body], true, out)?,
+            Lost => self.chunks(&chunked, &lost, true, out)?,
+            Twice => self.chunks(&chunked, &[first, middle, second], true, out)?,
+            TwiceLate => {
                 let (most, late) = second.split_at(second.len() - middle.len());
                 self.chunks(&chunked, &[first, middle, most], false, out)?;
                 std::thread::sleep(Duration::from_millis(150));
                 self.chunks("", &[late], true, out)?
             }
-            Framing::Behind => self.chunks(&chunked, &[body, b"behind"], true, out)?,
+            Behind => self.chunks(&chunked, &[body, b"behind"], true, out)?,
             ChunksCut => self.chunks(&chunked, &[first], false, out)?,
             LostCut => self.chunks(&chunked, &lost, false, out)?,
         };
