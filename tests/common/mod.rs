@@ -239,7 +239,7 @@ pub fn leaked() -> u64 {
 pub fn assert_error(error: &Error, kind: ErrorKind, words: &[&str]) -> String {
     let said = error.to_string();
     let missing: Vec<_> = words.iter().filter(|word| !said.contains(**word)).collect();
-    assert_eq!((error.kind(), missing), (kind, vec![]), "{said}");
+    assert_eq!((error.kind(), missing), (kind, vec![]), "{words:?}: {said}");
     said
 }
 
