@@ -85,9 +85,9 @@ pub fn run(mut child: Command) -> String {
 
 /// Its output, then its errors.
 pub fn printed(output: &Output) -> String {
-    [&output.stdout, &output.stderr]
-        .map(|bytes| String::from_utf8_lossy(bytes))
-        .concat()
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    format!("{said}{errors}")
 }
 
 /// Runs the calling test again in a separate process, one such test after another; gives whether

@@ -176,12 +176,8 @@ pub fn sweep(
         }
         Ok(found) if found == good => sweep.harmless += 1,
         Ok((schema, rows)) => {
-            let same_shape = rows.values().flatten().map(shape).eq(good
-                .1
-                .values()
-                .flatten()
-                .map(shape));
-            if schema == good.0 && same_shape {
+            let shapes = rows.values().flatten().map(shape);
+            if schema == good.0 && shapes.eq(good.1.values().flatten().map(shape)) {
                 sweep.values += 1;
             } else {
                 sweep.structure.push(format!("{what}: {schema}"));

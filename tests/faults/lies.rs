@@ -19,7 +19,6 @@ use feedline::storage::{Cache, Mode};
 use feedline::tensor::{DType, Field};
 use feedline::{Loader, Order, Result};
 use std::ops::ControlFlow;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Barrier};
