@@ -20,11 +20,8 @@ pub fn wait_for(loader: &Loader, enough: impl Fn(CacheReads) -> bool) {
 pub fn fill_blocks(loader: &Loader, blocks: u64) {
     wait_for(loader, |counts| {
         let there = counts.blocks >= blocks;
-        assert!(
-            there || !counts.to_string().contains("its disk has no room"),
-            "{}",
-            said(loader)
-        );
+        let full = counts.to_string().contains("its disk has no room");
+        assert!(there || !full, "{}", said(loader));
         if !there {
             Got::epoch(loader, 0);
         }

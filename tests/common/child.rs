@@ -40,14 +40,9 @@ pub fn name_of(place: &str) -> String {
 /// Makes a command of this program run only that test, and passes it its purpose.
 pub fn tell<'a>(command: &'a mut Command, test: &str, told: impl AsRef<OsStr>) -> &'a mut Command {
     // One thread: the test then runs on the main thread, and only our code starts threads.
+    command.args([test, "--exact", "--include-ignored"]);
     command
-        .args([
-            test,
-            "--exact",
-            "--include-ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(["--nocapture", "--test-threads=1"])
         .env(TOLD, told)
 }
 
@@ -81,21 +76,18 @@ pub fn in_child() -> Option<PathBuf> {
 /// Runs it to its end, which must be a success; gives its output.
 #[track_caller]
 pub fn run(mut child: Command) -> String {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = child.output().unwrap();
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&stdout),
-        String::from_utf8_lossy(&stderr)
-    );
-    assert!(
-        status.success() && text.contains("1 passed"),
-        "{status}: {text}"
-    );
+    let output = child.output().unwrap();
+    let text = printed(&output);
+    let passed = output.status.success() && text.contains("1 passed");
+    assert!(passed, "{}: {text}", output.status);
     text
+}
+
+/// Its output, then its errors.
+pub fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    format!("{said}{errors}")
 }
 
 /// Runs the calling test again in a separate process, one such test after another; gives whether
@@ -108,10 +100,8 @@ pub fn alone(test: &str) -> bool {
     }
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if std::env::args().any(|word| word == "--nocapture") {
-        assert!(
-            process(test, "").status().unwrap().success(),
-            "{test} failed, in a process of its own"
-        );
+        let status = process(test, "").status().unwrap();
+        assert!(status.success(), "{test} failed, in a process of its own");
     } else {
         print!("{}", run(process(test, "")));
     }
@@ -129,21 +119,13 @@ pub fn in_parts(test: &str, parts: usize, told: impl Fn(usize) -> String) -> usi
         })
         .collect();
     let made = children.into_iter().enumerate().map(|(part, child)| {
-        let Output {
-            status,
-            stdout,
-            stderr,
-        } = child.join().unwrap();
-        let text = String::from_utf8_lossy(&stdout);
+        let output = child.join().unwrap();
+        let text = printed(&output);
         let made = text
             .lines()
             .find_map(|line| line.split_once(MADE)?.1.parse::<usize>().ok());
-        made.filter(|_| status.success()).unwrap_or_else(|| {
-            panic!(
-                "part {part}: {status}\n{text}\n{}",
-                String::from_utf8_lossy(&stderr)
-            )
-        })
+        let made = made.filter(|_| output.status.success());
+        made.unwrap_or_else(|| panic!("part {part}: {}\n{text}", output.status))
     });
     made.sum()
 }

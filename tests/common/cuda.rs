@@ -78,11 +78,8 @@ static OPENED: Condvar = Condvar::new();
 
 extern "C" fn gate(_: *const u32, _: *const u32, _: *const *const c_void) {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(
-        OPENED
-            .wait_while(open, |open| !*open)
-            .unwrap_or_else(PoisonError::into_inner),
-    );
+    let opened = OPENED.wait_while(open, |open| !*open);
+    drop(opened.unwrap_or_else(PoisonError::into_inner));
 }
 
 extern "C" fn copy(_: *const u32, _: *const u32, params: *const *const c_void) {
@@ -138,42 +135,28 @@ impl Kernels {
         let image =
             c".version 7.0 .visible .entry gate() .visible .entry copy() .visible .entry crash()";
         // SAFETY: the text ends with a zero; the module lives until the drop.
-        let (module, gate, copy, crash) = unsafe {
-            let module = result::module::load_data(image.as_ptr().cast()).unwrap();
-            let function = |name: &str| {
-                result::module::get_function(module, CString::new(name).unwrap()).unwrap()
-            };
-            (
-                module,
-                function("gate"),
-                function("copy"),
-                function("crash"),
-            )
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.unwrap();
+        let function = |name: &str| {
+            let name = CString::new(name).unwrap();
+            // SAFETY: the module is alive.
+            unsafe { result::module::get_function(module, name) }.unwrap()
         };
         Self {
             context: context.clone(),
             module,
-            gate,
-            copy,
-            crash,
+            gate: function("gate"),
+            copy: function("copy"),
+            crash: function("crash"),
         }
     }
 
     fn launch(&self, function: sys::CUfunction, stream: &CudaStream, params: &mut [*mut c_void]) {
         self.context.bind_to_thread().unwrap();
+        let stream = stream.cu_stream();
         // SAFETY: the parameters are those that the kernel was registered with; the caller keeps
         // what they point to.
-        unsafe {
-            result::launch_kernel(
-                function,
-                (1, 1, 1),
-                (1, 1, 1),
-                0,
-                stream.cu_stream(),
-                params,
-            )
-        }
-        .unwrap();
+        unsafe { result::launch_kernel(function, (1, 1, 1), (1, 1, 1), 0, stream, params) }
+            .unwrap();
     }
 
     /// `stream` stops here as long as the gate is closed.
@@ -193,11 +176,8 @@ impl Kernels {
         let mut to = to;
         let mut from = from;
         let mut len = len as u64;
-        let mut params: [*mut c_void; 3] = [
-            (&raw mut to).cast(),
-            (&raw mut from).cast(),
-            (&raw mut len).cast(),
-        ];
+        let size = (&raw mut len).cast();
+        let mut params: [*mut c_void; 3] = [(&raw mut to).cast(), (&raw mut from).cast(), size];
         self.launch(self.copy, stream, &mut params);
     }
 }

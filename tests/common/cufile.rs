@@ -67,12 +67,10 @@ pub fn folder() -> PathBuf {
     let folder = match option_env!("CARGO_TARGET_TMPDIR") {
         Some(folder) => PathBuf::from(folder),
         // Unit tests: <target>/<profile>/deps/<test> → <target>/tmp.
-        None => std::env::current_exe()
-            .unwrap()
-            .ancestors()
-            .nth(3)
-            .unwrap()
-            .join("tmp"),
+        None => {
+            let test = std::env::current_exe().unwrap();
+            test.ancestors().nth(3).unwrap().join("tmp")
+        }
     };
     std::fs::create_dir_all(&folder).unwrap();
     folder
@@ -81,11 +79,9 @@ pub fn folder() -> PathBuf {
 /// A name that no other process or thread uses.
 fn unique(folder: &Path, name: &str) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    folder.join(format!(
-        "{name}-{}-{}",
-        std::process::id(),
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    ))
+    let process = std::process::id();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!("{name}-{process}-{number}"))
 }
 
 /// Compiles the stand-in with these `--cfg`s, unless that was done already. Several processes may
@@ -109,25 +105,16 @@ pub fn compile(cfgs: &[&str]) -> PathBuf {
         .find(|source| source.exists())
         .unwrap();
     let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    rustc.args([
-        "--edition=2024",
-        "--crate-type=cdylib",
-        "--crate-name=cufile",
-        "-Cstrip=symbols",
-    ]);
-    rustc
-        .args(["-Clink-arg=-Wl,-soname,libcufile.so.0", "-o"])
-        .arg(&fresh)
-        .arg(&source);
+    rustc.args(["--edition=2024", "--crate-type=cdylib"]);
+    rustc.args(["--crate-name=cufile", "-Cstrip=symbols"]);
+    rustc.arg("-Clink-arg=-Wl,-soname,libcufile.so.0");
+    rustc.arg("-o").arg(&fresh).arg(&source);
     for cfg in cfgs {
         rustc.args(["--cfg", cfg]);
     }
     let output = rustc.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{rustc:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{rustc:?}: {said}");
     std::fs::rename(&fresh, &path).unwrap();
     path
 }
@@ -197,10 +184,8 @@ impl StandIn {
 
     /// The version that it tells; `None`: none.
     pub fn version(&self, version: Option<(i32, i32)>) {
-        (self.set)(
-            0,
-            version.map_or(-1, |(major, minor)| major * 1000 + minor * 10),
-        );
+        let number = version.map_or(-1, |(major, minor)| major * 1000 + minor * 10);
+        (self.set)(0, number);
     }
 
     pub fn open(&self, open: Open) {
@@ -306,10 +291,8 @@ impl StandIn {
         // SAFETY: it writes no more than the room that it is told.
         let len = unsafe { (self.text)(what, text.as_mut_ptr(), text.len()) };
         text.truncate(len);
-        String::from_utf8_lossy(&text)
-            .lines()
-            .map(String::from)
-            .collect()
+        let text = String::from_utf8_lossy(&text);
+        text.lines().map(String::from).collect()
     }
 }
 

@@ -26,20 +26,11 @@ pub use super::got::*;
 /// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are
 /// written.
 const KERNELS: [(&str, &[u32], u64, u64); 3] = [
-    (
-        "feedline_finish_2",
-        &[8, 8, 8, 8, 4, 4, 4, 4, 4],
-        0b1111,
-        0b0010,
-    ),
-    (
-        "feedline_finish_4",
-        &[8, 8, 8, 8, 4, 4, 4, 4, 4],
-        0b1111,
-        0b0010,
-    ),
+    ("feedline_finish_2", &FINISH, 0b1111, 0b0010),
+    ("feedline_finish_4", &FINISH, 0b1111, 0b0010),
     ("feedline_gather", &[8, 8, 8, 8, 8], 0b111, 0b100),
 ];
+const FINISH: [u32; 9] = [8, 8, 8, 8, 4, 4, 4, 4, 4];
 
 /// Gives the session's driver our kernels; false, with the reason printed, where nothing can
 /// compile them.
@@ -74,10 +65,8 @@ impl CuFileMachine {
         let dir = Dir::new();
         dir.write("proc/modules", b"ext4 1 1 - Live 0x0\n");
         dir.write("run/udev/data/b259:0", b"");
-        dir.write(
-            "etc/cufile.json",
-            b"{ \"properties\": { \"use_pci_p2pdma\": true } }\n",
-        );
+        let settings = b"{ \"properties\": { \"use_pci_p2pdma\": true } }\n";
+        dir.write("etc/cufile.json", settings);
         cufile.route(0, route);
         Self { cufile, dir }
     }
@@ -107,10 +96,9 @@ impl Machine {
 
     /// The same on this device.
     pub fn on(&self, device: Device, builder: LoaderBuilder, gds: Gds) -> LoaderBuilder {
-        builder.device(device).tuning(|t| {
-            t.gds(gds)
-                .cufile_at(self.double.cufile.path(), self.double.root())
-        })
+        let double = &self.double;
+        let builder = builder.device(device).tuning(|t| t.gds(gds));
+        builder.tuning(|t| t.cufile_at(double.cufile.path(), double.root()))
     }
 
     /// The same if some field requires a direct route.
@@ -151,22 +139,15 @@ pub fn on_gpus(
     };
     lived_with(config, String::new(), Arc::new(double), |machine| {
         body(machine);
-        until("the loaders' threads have ended", || {
-            loader_threads().is_empty()
-        });
+        let ended = || loader_threads().is_empty();
+        until("the loaders' threads have ended", ended);
         // A thread that frees a batch has its name a moment after its start.
         super::wait::soon(|| machine.session.live() == Live::default());
-        assert_eq!(
-            machine.session.live(),
-            Live::default(),
-            "alive in the driver"
-        );
+        let alive = machine.session.live();
+        assert_eq!(alive, Live::default(), "alive in the driver");
         let counts = machine.double.cufile.counts();
-        assert_eq!(
-            (counts.files, counts.buffers, counts.users),
-            (0, 0, 0),
-            "registered with cuFile"
-        );
+        let registered = [counts.files, counts.buffers, counts.users];
+        assert_eq!(registered, [0; 3], "registered with cuFile");
     });
 }
 

@@ -90,12 +90,9 @@ impl Gpu {
 
     /// Free bytes of device memory.
     pub fn free_bytes(&self) -> Result<usize> {
-        self.context
-            .bind_to_thread()
-            .map_err(said("cuCtxSetCurrent"))?;
-        result::mem_get_info()
-            .map(|(free, _)| free)
-            .map_err(said("cuMemGetInfo"))
+        enter(&self.context)?;
+        let (free, _) = result::mem_get_info().map_err(said("cuMemGetInfo"))?;
+        Ok(free)
     }
 
     pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Option<i32> {
@@ -123,15 +120,9 @@ impl Gpu {
         [grid, block]: [[u32; 3]; 2],
         count: u32,
     ) -> Result<f64> {
-        let last = offsets
-            .iter()
-            .max()
-            .map_or(0, |offset| *offset as usize + row_bytes);
-        assert!(
-            last <= staging.len
-                && offsets.len() * row_bytes <= out.len
-                && staging.len.is_multiple_of(4)
-        );
+        let last = offsets.iter().max();
+        assert!(last.is_none_or(|last| *last as usize + row_bytes <= staging.len));
+        assert!(offsets.len() * row_bytes <= out.len && staging.len.is_multiple_of(4));
         let list = DeviceBytes::new(self, (8 * offsets.len()).max(8))?;
         list.write(0, bytemuck::cast_slice(offsets))?;
         let mut from = staging.ptr;
@@ -164,24 +155,12 @@ impl Gpu {
         block: [u32; 3],
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        self.context
-            .bind_to_thread()
-            .map_err(said("cuCtxSetCurrent"))?;
-        let [gx, gy, gz] = grid;
-        let [bx, by, bz] = block;
+        enter(&self.context)?;
+        let stream = stream.cu_stream();
         // SAFETY: the parameters are the kernel's, in order and of its types; they point into
         // allocations whose owners wait for the device before they free them.
-        unsafe {
-            result::launch_kernel(
-                function,
-                (gx, gy, gz),
-                (bx, by, bz),
-                0,
-                stream.cu_stream(),
-                params,
-            )
-        }
-        .map_err(said("cuLaunchKernel"))
+        unsafe { result::launch_kernel(function, grid.into(), block.into(), 0, stream, params) }
+            .map_err(said("cuLaunchKernel"))
     }
 }
 
@@ -228,9 +207,7 @@ impl Gpu {
         mode: Captures,
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        self.context
-            .bind_to_thread()
-            .map_err(said("cuCtxSetCurrent"))?;
+        enter(&self.context)?;
         // SAFETY: the stream is alive; no pointers go in.
         unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode.mode()) }
             .result()
@@ -290,11 +267,17 @@ fn place<T>(value: &mut T) -> *mut c_void {
     std::ptr::from_mut(value).cast()
 }
 
+fn enter(context: &CudaContext) -> Result<()> {
+    context.bind_to_thread().map_err(said("cuCtxSetCurrent"))
+}
+
 /// Binds the context, and waits until nothing runs in it.
 fn settle(context: &CudaContext) {
     let _ = context.bind_to_thread();
     let _ = context.synchronize();
 }
+
+const PORTABLE: c_uint = sys::CU_MEMHOSTREGISTER_PORTABLE as c_uint;
 
 /// Kinds of host memory that a copy to the device may start from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,14 +324,11 @@ pub struct HostBytes {
 
 impl HostBytes {
     pub fn new(gpu: &Gpu, kind: Kind, len: usize) -> Result<Self> {
-        gpu.context
-            .bind_to_thread()
-            .map_err(said("cuCtxSetCurrent"))?;
+        enter(&gpu.context)?;
         let context = gpu.context.clone();
-        let flags = if kind == Kind::WriteCombined {
-            sys::CU_MEMHOSTALLOC_WRITECOMBINED
-        } else {
-            0
+        let flags = match kind {
+            Kind::WriteCombined => sys::CU_MEMHOSTALLOC_WRITECOMBINED,
+            _ => 0,
         };
         if matches!(kind, Kind::HostAlloc | Kind::WriteCombined) {
             let started = Instant::now();
@@ -373,15 +353,8 @@ impl HostBytes {
         let started = Instant::now();
         if kind == Kind::Registered {
             // SAFETY: the map is whole pages and stays until the drop, which unregisters it first.
-            unsafe {
-                sys::cuMemHostRegister_v2(
-                    ptr,
-                    map.len(),
-                    sys::CU_MEMHOSTREGISTER_PORTABLE as c_uint,
-                )
-            }
-            .result()
-            .map_err(said("cuMemHostRegister"))?;
+            let code = unsafe { sys::cuMemHostRegister_v2(ptr, map.len(), PORTABLE) };
+            code.result().map_err(said("cuMemHostRegister"))?;
         }
         Ok(Self {
             context,
@@ -425,9 +398,7 @@ pub struct DeviceBytes {
 
 impl DeviceBytes {
     pub fn new(gpu: &Gpu, len: usize) -> Result<Self> {
-        gpu.context
-            .bind_to_thread()
-            .map_err(said("cuCtxSetCurrent"))?;
+        enter(&gpu.context)?;
         // SAFETY: no pointers go in.
         let ptr = unsafe { result::malloc_sync(len) }.map_err(said("cuMemAlloc"))?;
         Ok(Self {
@@ -443,9 +414,7 @@ impl DeviceBytes {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.context
-            .bind_to_thread()
-            .map_err(said("cuCtxSetCurrent"))?;
+        enter(&self.context)?;
         // SAFETY: within the allocation; the call returns when the bytes were taken.
         unsafe { result::memcpy_htod_sync(self.ptr + at as u64, bytes) }
             .map_err(said("cuMemcpyHtoD"))?;
@@ -492,10 +461,7 @@ impl Drop for DeviceBytes {
 }
 
 fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()> {
-    stream
-        .context()
-        .bind_to_thread()
-        .map_err(said("cuCtxSetCurrent"))?;
+    enter(stream.context())?;
     // SAFETY: both ranges lie in live allocations (checked by the callers); their owners wait for
     // the stream before freeing them.
     unsafe { result::memcpy_dtod_async(to, from, len, stream.cu_stream()) }
@@ -505,7 +471,7 @@ fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()
 /// `len` bytes at a device address, in the order of the legacy default stream: the caller waits for
 /// other streams. The driver refuses memory that is not its own.
 pub fn read(context: &CudaContext, from: u64, len: usize) -> Result<Vec<u8>> {
-    context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+    enter(context)?;
     let mut bytes = vec![0_u8; len];
     if len > 0 {
         // SAFETY: the list has `len` bytes, and the call returns when they are there.
@@ -530,11 +496,9 @@ impl Lane {
     /// Uses as much memory as a loader's slots: a smaller buffer, copied repeatedly, may come from
     /// the CPU's caches.
     pub fn from_several(gpu: &Gpu, kind: Kind, len: usize, buffers: usize) -> Result<Self> {
-        let hosts = (0..buffers)
-            .map(|_| HostBytes::new(gpu, kind, len))
-            .collect::<Result<_>>()?;
+        let hosts = (0..buffers).map(|_| HostBytes::new(gpu, kind, len));
         Ok(Self {
-            hosts,
+            hosts: hosts.collect::<Result<_>>()?,
             device: DeviceBytes::new(gpu, len)?,
             stream: gpu.stream()?,
         })
@@ -549,12 +513,10 @@ impl Lane {
     fn copy(&self, number: usize, len: usize) -> Result<()> {
         let host = &self.hosts[number % self.hosts.len()];
         assert!(len <= host.len && len <= self.device.len);
+        let stream = self.stream.cu_stream();
         // SAFETY: within both allocations; both wait for the device before they are freed.
-        unsafe {
-            sys::cuMemcpyHtoDAsync_v2(self.device.ptr, host.ptr, len, self.stream.cu_stream())
-        }
-        .result()
-        .map_err(said("cuMemcpyHtoDAsync"))
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(self.device.ptr, host.ptr, len, stream) };
+        code.result().map_err(said("cuMemcpyHtoDAsync"))
     }
 
     fn wait(&self) -> Result<()> {
@@ -568,11 +530,7 @@ impl Lane {
 /// the end of the last copy. One copy per lane is in flight.
 pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
     let first = lanes.first().ok_or("no lane")?;
-    first
-        .stream
-        .context()
-        .bind_to_thread()
-        .map_err(said("cuCtxSetCurrent"))?;
+    enter(first.stream.context())?;
     let started = Instant::now();
     for number in 0..count {
         lanes[number % lanes.len()].copy(number / lanes.len(), len)?;
@@ -585,10 +543,8 @@ pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
 /// seconds: a few copies.
 pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
     let most = if seconds > 0.0 { 1024 } else { 4 };
-    let chunk = (512_usize << 20)
-        .div_ceil(len)
-        .min(most)
-        .max(2 * lanes.len());
+    let chunk = (512_usize << 20).div_ceil(len).min(most);
+    let chunk = chunk.max(2 * lanes.len());
     let started = Instant::now();
     let mut bytes = 0.0;
     while bytes == 0.0 || started.elapsed().as_secs_f64() < seconds {

@@ -35,32 +35,22 @@ impl Got {
         for field in batch.fields() {
             let mut bytes = vec![0; field.size_bytes()];
             field.read_into(&mut bytes)?;
-            let lens = field.lens().map(<[u64]>::to_vec);
-            let dtype = field.dtype();
-            let shape = field.shape();
-            let strides = field.strides();
             fields.push(Array {
                 name: field.name().into(),
-                dtype,
-                shape,
-                strides,
-                lens,
+                dtype: field.dtype(),
+                shape: field.shape(),
+                strides: field.strides(),
+                lens: field.lens().map(<[u64]>::to_vec),
                 bytes,
             });
         }
-        let ids = batch.ids().to_vec();
-        let status = batch.status().to_vec();
-        let epoch = batch.epoch();
-        let index = batch.index();
-        let len = batch.len();
-        let valid = batch.valid();
         Ok(Self {
-            epoch,
-            index,
-            len,
-            valid,
-            ids,
-            status,
+            epoch: batch.epoch(),
+            index: batch.index(),
+            len: batch.len(),
+            valid: batch.valid(),
+            ids: batch.ids().to_vec(),
+            status: batch.status().to_vec(),
             fields,
         })
     }
@@ -85,12 +75,8 @@ impl Got {
     }
 
     pub fn bytes(&self, field: &str) -> &[u8] {
-        &self
-            .fields
-            .iter()
-            .find(|array| array.name == field)
-            .unwrap()
-            .bytes
+        let mut fields = self.fields.iter();
+        &fields.find(|array| array.name == field).unwrap().bytes
     }
 }
 
@@ -108,29 +94,22 @@ pub fn same(found: &[Got], right: &[Got], what: &str) {
             continue;
         }
         for (found, right) in found.fields.iter().zip(&right.fields) {
-            let differs = found
-                .bytes
-                .iter()
-                .zip(&right.bytes)
-                .position(|(found, right)| found != right);
+            let mut pairs = found.bytes.iter().zip(&right.bytes);
+            let differs = pairs.position(|(found, right)| found != right);
+            let name = &found.name;
             assert_eq!(
                 differs, None,
-                "{what}: batch {at}, field {}: first byte that differs",
-                found.name
+                "{what}: batch {at}, field {name}: first byte that differs"
             );
         }
         let bare = |got: &Got| {
             let mut got = got.clone();
-            got.fields
-                .iter_mut()
-                .for_each(|field| field.bytes = vec![field.bytes.len() as u8]);
-            got
+            for field in &mut got.fields {
+                field.bytes = vec![field.bytes.len() as u8];
+            }
+            format!("{got:?}")
         };
-        panic!(
-            "{what}: batch {at} is {:?}, not {:?}",
-            bare(found),
-            bare(right)
-        );
+        panic!("{what}: batch {at} is {}, not {}", bare(found), bare(right));
     }
     assert_eq!(found.len(), right.len(), "{what}: how many");
 }

@@ -63,13 +63,9 @@ fn compiled() -> Option<PathBuf> {
         // whole.
         let unfinished = folder.join(format!("kernels-{sum:08x}.{}", std::process::id()));
         let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
-        let output = match Command::new(&compiler)
-            .args(FLAGS)
-            .arg(root.join(SOURCES[0]))
-            .arg("-o")
-            .arg(&unfinished)
-            .output()
-        {
+        let mut command = Command::new(&compiler);
+        command.args(FLAGS).arg(root.join(SOURCES[0]));
+        let output = match command.arg("-o").arg(&unfinished).output() {
             Ok(output) => output,
             Err(error) => {
                 println!(
@@ -78,11 +74,8 @@ fn compiled() -> Option<PathBuf> {
                 return None;
             }
         };
-        assert!(
-            output.status.success(),
-            "{compiler:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{compiler:?}: {said}");
         std::fs::rename(&unfinished, &library).unwrap();
     }
     Some(library)
@@ -111,10 +104,11 @@ pub unsafe fn run(
     let run = unsafe { library.get::<Run>(format!("run_{name}")) }.unwrap();
     // SAFETY: this function of our library has this type.
     let limit = unsafe { library.get::<Limit>("limit_loads") }.unwrap();
-    let range = words
-        .map(|words| words.as_ptr_range())
-        .map(|range| (range.start as usize, range.end as usize));
-    let (from, to) = range.map_or((0, 0), |(from, to)| (from / 4 * 4, to.next_multiple_of(4)));
+    let range = words.map(|words| words.as_ptr_range());
+    let from = range
+        .clone()
+        .map_or(0, |range| range.start as usize / 4 * 4);
+    let to = range.map_or(0, |range| (range.end as usize).next_multiple_of(4));
     let grid = [grid[0], grid[1], 1];
     let block = [block[0], block[1], 1];
     // SAFETY: two addresses that are only compared; three sizes each, and the caller's promise.
@@ -157,20 +151,14 @@ impl Guarded {
         let pages = (bytes.len() + apart).next_multiple_of(page_size());
         let whole = pages + 2 * page_size();
         let flags = MapFlags::PRIVATE;
+        let usable = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: new memory at an address that the kernel chooses.
         let map = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }
             .unwrap();
         let map = map.cast::<u8>();
         // SAFETY: a part of the memory just mapped, from one page after its start; nobody has seen
         // it yet.
-        unsafe {
-            mprotect(
-                map.add(page_size()).cast(),
-                pages,
-                MprotectFlags::READ | MprotectFlags::WRITE,
-            )
-        }
-        .unwrap();
+        unsafe { mprotect(map.add(page_size()).cast(), pages, usable) }.unwrap();
         let start = match at {
             At::Start(apart) => apart,
             At::End(apart) => pages - apart - bytes.len(),
@@ -197,14 +185,9 @@ impl Guarded {
         let start = self.start;
         let len = self.len;
         let all = self.all();
-        let intact = all[..start]
-            .iter()
-            .chain(&all[start + len..])
-            .all(|byte| *byte == CANARY);
-        assert!(
-            intact,
-            "bytes were written outside of a buffer of {len} bytes"
-        );
+        let mut around = all[..start].iter().chain(&all[start + len..]);
+        let intact = around.all(|byte| *byte == CANARY);
+        assert!(intact, "bytes were written outside of {len} bytes");
     }
 }
 

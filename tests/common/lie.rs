@@ -113,33 +113,20 @@ pub struct Lie {
     pub version: Version,
 }
 
-const FRAMINGS: [Framing; 13] = [
-    Framing::Length,
-    Framing::Chunked,
-    Framing::Close,
-    Framing::TooLong,
-    Framing::TooShort,
-    Framing::Lost,
-    Framing::Twice,
-    Framing::TwiceLate,
-    Framing::Behind,
-    Framing::Cut,
-    Framing::ChunksCut,
-    Framing::LostCut,
-    Framing::Old,
-];
+const FRAMINGS: [Framing; 13] = {
+    use Framing::*;
+    [
+        Length, Chunked, Close, TooLong, TooShort, Lost, Twice, TwiceLate, Behind, Cut, ChunksCut,
+        LostCut, Old,
+    ]
+};
 const CODINGS: [Coding; 4] = [Coding::None, Coding::Identity, Coding::Gzip, Coding::Brotli];
-const SAID: [Said; 9] = [
-    Said::Right,
-    Said::Shifted,
-    Said::OtherTotal,
-    Said::NoTotal,
-    Said::None,
-    Said::Stars,
-    Said::TwoRanges,
-    Said::Huge,
-    Said::Reversed,
-];
+const SAID: [Said; 9] = {
+    use Said::*;
+    [
+        Right, Shifted, OtherTotal, NoTotal, None, Stars, TwoRanges, Huge, Reversed,
+    ]
+};
 const CODES: [Code; 10] = [
     Code::Right,
     Code::Ok,
@@ -152,20 +139,14 @@ const CODES: [Code; 10] = [
     Code::NoContent,
     Code::NoHead,
 ];
-const TIMINGS: [Timing; 5] = [
-    Timing::Prompt,
-    Timing::Late,
-    Timing::Stall,
-    Timing::Drip,
-    Timing::Headers,
-];
-const VERSIONS: [Version; 5] = [
-    Version::Right,
-    Version::Other,
-    Version::None,
-    Version::Empty,
-    Version::Weak,
-];
+const TIMINGS: [Timing; 5] = {
+    use Timing::*;
+    [Prompt, Late, Stall, Drip, Headers]
+};
+const VERSIONS: [Version; 5] = {
+    use Version::*;
+    [Right, Other, None, Empty, Weak]
+};
 
 impl Lie {
     /// The answer made of the digits of `number`, which are used up. Most choices are the right
@@ -210,29 +191,22 @@ impl Lie {
             Coding::Brotli => body.truncate(body.len() / 2),
             Coding::None | Coding::Identity => {}
         }
-        let mut start = match self.code {
-            Code::Right | Code::NoHead if range.is_some() => {
-                "HTTP/1.1 206 Partial Content\r\n".to_string()
-            }
-            Code::NoHead if head => "HTTP/1.1 403 Forbidden\r\n".to_string(),
-            Code::Right | Code::NoHead | Code::Ok | Code::Login => {
-                "HTTP/1.1 200 OK\r\n".to_string()
-            }
-            Code::Partial => "HTTP/1.1 206 Partial Content\r\n".to_string(),
-            Code::Flood => "HTTP/1.1 500 Internal Server Error\r\n".to_string(),
-            Code::Busy => {
-                "HTTP/1.1 503 Busy\r\nretry-after: Wed, 21 Oct 2015 07:28:00 GMT\r\n".to_string()
-            }
-            Code::Gone => "HTTP/1.1 404 Not Found\r\n".to_string(),
-            Code::NotSatisfiable => "HTTP/1.1 416 Range Not Satisfiable\r\n".to_string(),
-            Code::NoContent => "HTTP/1.1 204 No Content\r\n".to_string(),
+        let status = match self.code {
+            Code::Right | Code::NoHead if range.is_some() => "206 Partial Content",
+            Code::NoHead if head => "403 Forbidden",
+            Code::Right | Code::NoHead | Code::Ok | Code::Login => "200 OK",
+            Code::Partial => "206 Partial Content",
+            Code::Flood => "500 Internal Server Error",
+            Code::Busy => "503 Busy\r\nretry-after: Wed, 21 Oct 2015 07:28:00 GMT",
+            Code::Gone => "404 Not Found",
+            Code::NotSatisfiable => "416 Range Not Satisfiable",
+            Code::NoContent => "204 No Content",
         };
-        if self.framing == Framing::Old {
-            start = start.replacen("HTTP/1.1", "HTTP/1.0", 1);
-        }
+        let minor = u8::from(self.framing != Framing::Old);
+        let mut start = format!("HTTP/1.{minor} {status}\r\n");
         if self.timing == Timing::Headers {
-            (0..90)
-                .for_each(|number| start += &format!("x-filler-{number}: {}\r\n", "x".repeat(100)));
+            let filler = "x".repeat(100);
+            (0..90).for_each(|number| start += &format!("x-filler-{number}: {filler}\r\n"));
         }
         start += &self.named(version);
         if range.is_some() {
@@ -249,13 +223,10 @@ impl Lie {
             body = b"<html><body>Please log in.</body></html>".to_vec();
         }
         if head || self.code == Code::NoContent {
-            let len = if head {
-                format!("content-length: {total}\r\n")
-            } else {
-                String::new()
-            };
-            write!(out, "{start}{len}\r\n")?;
-            return Ok(true);
+            if head {
+                start += &format!("content-length: {total}\r\n");
+            }
+            return write!(out, "{start}\r\n").map(|()| true);
         }
         if self.code == Code::Flood {
             write!(out, "{start}transfer-encoding: chunked\r\n\r\n")?;
@@ -300,61 +271,42 @@ impl Lie {
     }
 
     fn send(&self, start: String, body: &[u8], out: &mut TcpStream) -> std::io::Result<bool> {
+        use Framing::*;
         let len = body.len();
         let third = len / 3;
         let half = len / 2;
+        // The first half has a middle, which is lost or comes twice.
+        let first = &body[..half];
+        let middle = &body[third..half];
+        let second = &body[half..];
+        let lost = [&body[..third], second];
         let announced = |count: usize| format!("{start}content-length: {count}\r\n\r\n");
+        let closing = format!("{start}connection: close\r\n\r\n");
         let chunked = format!("{start}transfer-encoding: chunked\r\n\r\n");
-        match self.framing {
-            Framing::Length => self.body(&announced(len), &[body], "", out),
-            Framing::TooLong => self
-                .body(&announced(len + 5), &[body], "", out)
-                .and_then(|_| wait(out)),
-            Framing::TooShort => self.body(&announced(half), &[&body[..half]], "", out),
-            Framing::Cut => self
-                .body(&announced(len), &[&body[..half]], "", out)
-                .map(|_| false),
-            Framing::Close => self
-                .body(
-                    &format!("{start}connection: close\r\n\r\n"),
-                    &[body],
-                    "",
-                    out,
-                )
-                .map(|_| false),
-            Framing::Old => self
-                .body(&format!("{start}\r\n"), &[&body[..half]], "", out)
-                .map(|_| false),
-            Framing::Chunked => self.chunks(&chunked, &[body], true, out),
-            Framing::Lost => self.chunks(&chunked, &[&body[..third], &body[half..]], true, out),
-            Framing::Twice => self.chunks(
-                &chunked,
-                &[&body[..half], &body[third..half], &body[half..]],
-                true,
-                out,
-            ),
-            Framing::TwiceLate => {
-                self.chunks(
-                    &chunked,
-                    &[
-                        &body[..half],
-                        &body[third..half],
-                        &body[half..len - (half - third)],
-                    ],
-                    false,
-                    out,
-                )?;
-                std::thread::sleep(Duration::from_millis(150));
-                self.chunks("", &[&body[len - (half - third)..]], true, out)
+        let goes_on = match self.framing {
+            Length => self.body(&announced(len), &[body], "", out)?,
+            TooLong => {
+                self.body(&announced(len + 5), &[body], "", out)?;
+                wait(out)?
             }
-            Framing::Behind => self.chunks(&chunked, &[body, b"behind"], true, out),
-            Framing::ChunksCut => self
-                .chunks(&chunked, &[&body[..half]], false, out)
-                .map(|_| false),
-            Framing::LostCut => self
-                .chunks(&chunked, &[&body[..third], &body[half..]], false, out)
-                .map(|_| false),
-        }
+            TooShort => self.body(&announced(half), &[first], "", out)?,
+            Cut => self.body(&announced(len), &[first], "", out)?,
+            Close => self.body(&closing, &[body], "", out)?,
+            Old => self.body(&format!("{start}\r\n"), &[first], "", out)?,
+            Chunked => self.chunks(&chunked, &[body], true, out)?,
+            Lost => self.chunks(&chunked, &lost, true, out)?,
+            Twice => self.chunks(&chunked, &[first, middle, second], true, out)?,
+            TwiceLate => {
+                let (most, late) = second.split_at(second.len() - middle.len());
+                self.chunks(&chunked, &[first, middle, most], false, out)?;
+                std::thread::sleep(Duration::from_millis(150));
+                self.chunks("", &[late], true, out)?
+            }
+            Behind => self.chunks(&chunked, &[body, b"behind"], true, out)?,
+            ChunksCut => self.chunks(&chunked, &[first], false, out)?,
+            LostCut => self.chunks(&chunked, &lost, false, out)?,
+        };
+        Ok(goes_on && !matches!(self.framing, Close | Old | Cut | ChunksCut | LostCut))
     }
 
     fn chunks(
@@ -403,7 +355,7 @@ impl Lie {
 }
 
 /// Until the client gives up.
-fn wait(out: &mut TcpStream) -> std::io::Result<bool> {
+pub fn wait(out: &mut TcpStream) -> std::io::Result<bool> {
     let _ = out.read(&mut [0]);
     Ok(false)
 }

@@ -61,12 +61,9 @@ impl Dir {
 
     fn below(folder: &Path, prefix: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!(
-            "{prefix}{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        let path = folder.join(name);
+        let process = std::process::id();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{prefix}{process}-{number}"));
         // Left by a killed process that had this number.
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
@@ -125,21 +122,12 @@ pub fn records(path: &Path, record: usize) -> Records {
 }
 
 /// Every kind of number that a field may hold.
-pub const DTYPES: [DType; 13] = [
-    DType::Bool,
-    DType::U8,
-    DType::I8,
-    DType::U16,
-    DType::I16,
-    DType::U32,
-    DType::I32,
-    DType::U64,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-];
+pub const DTYPES: [DType; 13] = {
+    use DType::*;
+    [
+        Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64,
+    ]
+};
 
 /// Every treatment of a short last batch.
 pub const ALL_LAST: [LastBatch; 4] = [
@@ -231,19 +219,10 @@ pub fn pull(loader: &Loader, epoch: u64) -> Result<Vec<(u64, Vec<u8>)>> {
 
 pub fn rows(batch: &Batch) -> Vec<(u64, Vec<u8>)> {
     let field = batch.fields().next().unwrap();
-    let row_bytes = field.size_bytes() / batch.len();
-    batch
-        .ids()
-        .iter()
-        .copied()
-        .zip(
-            field
-                .as_bytes()
-                .unwrap()
-                .chunks(row_bytes)
-                .map(<[u8]>::to_vec),
-        )
-        .collect()
+    let bytes = field.as_bytes().unwrap();
+    let rows = bytes.chunks(field.size_bytes() / batch.len());
+    let rows = rows.map(<[u8]>::to_vec);
+    batch.ids().iter().copied().zip(rows).collect()
 }
 
 pub fn build(builder: LoaderBuilder) -> Loader {
@@ -301,14 +280,23 @@ pub fn descriptors() -> Vec<String> {
 
 /// Number of things left behind in this process.
 pub fn leaked() -> u64 {
-    let records = feedline::dataset::Records::builder(1)
-        .open_bytes([1])
-        .unwrap();
-    Loader::builder(records)
-        .workers(1)
-        .tuning(|t| t.slots(1))
-        .build()
-        .unwrap()
-        .report()
-        .leaked
+    let records = Records::builder(1).open_bytes([1]).unwrap();
+    let builder = Loader::builder(records).workers(1);
+    build(builder.tuning(|t| t.slots(1))).report().leaked
+}
+
+/// Fails unless the error is of this kind and its text has all of these words; gives the text.
+#[track_caller]
+pub fn assert_error(error: &Error, kind: ErrorKind, words: &[&str]) -> String {
+    let said = error.to_string();
+    let missing: Vec<_> = words.iter().filter(|word| !said.contains(**word)).collect();
+    assert_eq!((error.kind(), missing), (kind, vec![]), "{words:?}: {said}");
+    said
+}
+
+/// The error that ends an epoch.
+#[track_caller]
+pub fn end_of(loader: &Loader, epoch: u64) -> Error {
+    let mut batches = loader.epoch(epoch).unwrap();
+    batches.find_map(Result::err).expect("it ended well")
 }

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use super::sweep;
-use super::{Dir, had};
+use super::{Dir, READERS, had};
 use feedline::dataset::Dataset;
 use feedline::storage::{Direct, Mode};
 use feedline::{Loader, Order, Result};
@@ -15,9 +15,8 @@ use std::path::{Path, PathBuf};
 pub type Row = Vec<(String, Vec<u8>)>;
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("fixtures")
-        .join(name)
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.join("fixtures").join(name)
 }
 
 /// An array as read by the library that wrote it.
@@ -115,19 +114,11 @@ pub fn load(dataset: impl Dataset) -> Result<BTreeMap<u64, Row>> {
 pub fn check<D: Dataset>(open: impl Fn() -> Result<D>, expected: &[Row]) {
     let expected: BTreeMap<u64, Row> = (0..).zip(expected.iter().cloned()).collect();
     for order in ORDERS {
-        for (mode, direct) in had([
-            (Mode::Auto, Direct::Auto),
-            (Mode::Uring, Direct::On),
-            (Mode::Pread, Direct::Off),
-        ]) {
+        for (mode, direct) in had([READERS[0], READERS[1], READERS[4]]) {
             let dataset = open().unwrap();
-            let name = dataset.describe();
+            let way = format!("{}, {:?}, {mode:?}", dataset.describe(), order());
             let found = load_by(dataset, order(), mode, direct).unwrap();
-            assert!(
-                found == expected,
-                "{name}, {:?}, {mode:?}:\n{found:?}\n{expected:?}",
-                order()
-            );
+            assert!(found == expected, "{way}:\n{found:?}\n{expected:?}");
         }
     }
 }
@@ -177,6 +168,7 @@ pub fn sweep(
 ) -> (Sweep, Sweep) {
     let bytes = std::fs::read(dir.path(name)).unwrap();
     let good = look().unwrap();
+    let shape = |field: &(String, Vec<u8>)| (field.0.clone(), field.1.len());
     let judge = |sweep: &mut Sweep, what: String| match look() {
         Err(error) => {
             assert!(error.site().path.is_some(), "{what}: no path in {error}");
@@ -184,13 +176,8 @@ pub fn sweep(
         }
         Ok(found) if found == good => sweep.harmless += 1,
         Ok((schema, rows)) => {
-            let shapes = |rows: &BTreeMap<u64, Row>| -> Vec<_> {
-                rows.values()
-                    .flatten()
-                    .map(|(name, bytes)| (name.clone(), bytes.len()))
-                    .collect()
-            };
-            if schema == good.0 && shapes(&rows) == shapes(&good.1) {
+            let shapes = rows.values().flatten().map(shape);
+            if schema == good.0 && shapes.eq(good.1.values().flatten().map(shape)) {
                 sweep.values += 1;
             } else {
                 sweep.structure.push(format!("{what}: {schema}"));

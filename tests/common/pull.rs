@@ -51,17 +51,14 @@ pub fn counted(rows: usize, bytes: usize) -> Result<LoaderBuilder> {
 pub fn counted_as(rows: usize, shape: &[usize]) -> Result<LoaderBuilder> {
     let count = (4 * rows).max(1024).next_multiple_of(rows);
     let numbers: Vec<u8> = (0..count as u64).flat_map(u64::to_ne_bytes).collect();
-    let records = Records::builder(8)
-        .open_bytes(numbers)
-        .map_err(|error| error.to_string())?;
-    Ok(Loader::builder(records)
-        .decode_field(
-            "record",
-            Counted {
-                shape: shape.to_vec(),
-            },
-        )
-        .batch_size(rows))
+    let records = Records::builder(8).open_bytes(numbers).map_err(text)?;
+    let shape = shape.to_vec();
+    let builder = Loader::builder(records).decode_field("record", Counted { shape });
+    Ok(builder.batch_size(rows))
+}
+
+fn text(error: feedline::Error) -> String {
+    error.to_string()
 }
 
 /// Totals of a pull.
@@ -84,10 +81,8 @@ pub struct Puller {
 
 impl Puller {
     pub fn new(builder: LoaderBuilder, stream: Option<Arc<CudaStream>>) -> Result<Self> {
-        let loader = builder.build().map_err(|error| error.to_string())?;
-        let batches = loader
-            .epochs(0..u64::MAX)
-            .map_err(|error| error.to_string())?;
+        let loader = builder.build().map_err(text)?;
+        let batches = loader.epochs(0..u64::MAX).map_err(text)?;
         Ok(Self {
             loader,
             batches,
@@ -97,16 +92,14 @@ impl Puller {
 
     pub fn next(&mut self) -> Result<Batch> {
         let batch = self.batches.next().ok_or("the batches ended")?;
-        batch.map_err(|error| error.to_string())
+        batch.map_err(text)
     }
 
     /// Waits until the batch has arrived, and drops it.
     fn arrive(&self, batch: Batch) -> Result<usize> {
-        let bytes = batch.fields().map(|field| field.size_bytes()).sum();
+        let bytes = size(&batch);
         if let Some(stream) = &self.stream {
-            batch
-                .bind(Stream::from(stream))
-                .map_err(|error| error.to_string())?;
+            batch.bind(Stream::from(stream)).map_err(text)?;
             drop(batch);
             stream.synchronize().map_err(said("cuStreamSynchronize"))?;
         }
@@ -134,23 +127,22 @@ impl Puller {
                 bytes += self.arrive(batch)?;
                 break;
             }
-            bytes += batch
-                .fields()
-                .map(|field| field.size_bytes())
-                .sum::<usize>();
+            bytes += size(&batch);
         }
         let seconds = started.elapsed().as_secs_f64();
-        let ns = copy_thread_ns()
-            .zip(cpu)
-            .map(|(after, before)| after.saturating_sub(before));
-        let copy_us = ns.map(|ns| ns as f64 / 1e3 / batches as f64);
+        let times = copy_thread_ns().zip(cpu);
+        let ns = times.map(|(after, before)| after.saturating_sub(before));
         Ok(Pulled {
             gb_per_s: bytes as f64 / seconds / 1e9,
             batches,
             batches_per_s: batches as f64 / seconds,
-            copy_us,
+            copy_us: ns.map(|ns| ns as f64 / 1e3 / batches as f64),
         })
     }
+}
+
+fn size(batch: &Batch) -> usize {
+    batch.fields().map(|field| field.size_bytes()).sum()
 }
 
 /// CPU time of this process's transfer threads in nanoseconds, by the scheduler; `None` without

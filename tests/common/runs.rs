@@ -9,7 +9,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use super::toys::{Chunks, head_len};
-use super::{ALL_LAST, Dir, READERS, build, noise, reader};
+use super::{ALL_LAST, Dir, READERS, build, noise, reader, records, records_file};
 use feedline::dataset::{Dataset, DatasetExt, Records};
 use feedline::order::{Draws, Sampler};
 use feedline::tensor::{DType, Field};
@@ -46,20 +46,16 @@ impl Data {
 
     /// Records in a file.
     pub fn file(dir: &Dir, count: usize, record: usize) -> Self {
-        let bytes = noise(count * record, (count * 31 + record) as u64);
-        let path = dir.write(&format!("{count}x{record}.bin"), &bytes);
-        let dataset = Records::builder(record).open(path).unwrap();
-        Self::of_records(Arc::new(dataset), bytes, record, false)
+        let (path, bytes) = records_file(dir, count, record);
+        Self::of_records(Arc::new(records(&path, record)), bytes, record, false)
     }
 
     /// Records in memory, with labels.
     pub fn memory(count: usize, record: usize) -> Self {
         let bytes = noise(count * record, 5);
         let labels = (0..count as i64).map(|id| id * 3 - 1).collect();
-        let dataset = Records::builder(record)
-            .classes(labels)
-            .open_bytes(bytes.clone())
-            .unwrap();
+        let builder = Records::builder(record).classes(labels);
+        let dataset = builder.open_bytes(bytes.clone()).unwrap();
         Self::of_records(Arc::new(dataset), bytes, record, true)
     }
 
@@ -81,20 +77,15 @@ impl Data {
         let bytes = noise(rows.iter().sum::<u64>() as usize * RECORD, 3);
         let toy = Chunks::open(&dir.write("toy.bin", &bytes), rows, RECORD).named("record");
         let toy = Arc::new(if ragged { toy.ragged() } else { toy });
-        let dataset: Arc<dyn Dataset> = if in_memory {
-            Arc::new(toy.clone().in_memory().unwrap())
-        } else {
-            toy.clone()
+        let dataset: Arc<dyn Dataset> = match in_memory {
+            true => Arc::new(toy.clone().in_memory().unwrap()),
+            false => toy.clone(),
         };
-        let starts = toy.starts.clone();
         Self {
-            dataset,
+            starts: toy.starts.clone(),
             toy: Some(toy),
-            bytes: bytes.into(),
-            record: RECORD,
-            labels: false,
             ragged,
-            starts,
+            ..Self::of_records(dataset, bytes, RECORD, false)
         }
     }
 
@@ -178,13 +169,10 @@ impl Run {
                     let draw = ctx.draws("mixed").next_u64();
                     let field = batch.index_of("mixed")?;
                     let ids = batch.ids().to_vec();
-                    for (row, value) in batch
-                        .slice_mut::<u64>(field)?
-                        .iter_mut()
-                        .enumerate()
-                        .filter(|(row, _)| ids[*row] != u64::MAX)
-                    {
-                        *value = draw.rotate_left(row as u32) ^ ids[row];
+                    for (row, value) in batch.slice_mut::<u64>(field)?.iter_mut().enumerate() {
+                        if ids[row] != u64::MAX {
+                            *value = draw.rotate_left(row as u32) ^ ids[row];
+                        }
                     }
                     Ok(())
                 });
@@ -194,37 +182,23 @@ impl Run {
 
     /// All fields of a row.
     fn row(&self, spot: Spot, draw: u64) -> Vec<u8> {
-        let Spot {
-            epoch,
-            id,
-            row,
-            position,
-            ..
-        } = spot;
+        let id = spot.id;
         let mut bytes = self.data.row(id);
-        let blank = id == u64::MAX;
+        let added = |value: u64| if id == u64::MAX { 0 } else { value };
         let seed = self.seed.unwrap_or(self.naive.seed());
         if self.map {
-            let key = Key::new(seed).derive(epoch).derive(id);
-            let key = if draw == 0 {
-                key
-            } else {
-                key.named("draw").derive(draw)
-            };
+            let mut key = Key::new(seed).derive(spot.epoch).derive(id);
+            if draw != 0 {
+                key = key.named("draw").derive(draw);
+            }
             let draw = Draws::from_key(key.named("drawn")).next_u64();
-            bytes[0] ^= if blank { 0 } else { draw as u8 };
-            bytes.extend(if blank { 0 } else { draw ^ id }.to_ne_bytes());
+            bytes[0] ^= added(draw) as u8;
+            bytes.extend(added(draw ^ id).to_ne_bytes());
         }
         if self.map_batch {
-            let draw = Draws::new(seed, epoch, position, "mixed").next_u64();
-            bytes.extend(
-                if blank {
-                    0
-                } else {
-                    draw.rotate_left(row as u32) ^ id
-                }
-                .to_ne_bytes(),
-            );
+            let draw = Draws::new(seed, spot.epoch, spot.position, "mixed").next_u64();
+            let mixed = draw.rotate_left(spot.row as u32) ^ id;
+            bytes.extend(added(mixed).to_ne_bytes());
         }
         bytes
     }
@@ -249,13 +223,8 @@ impl Run {
     pub fn parts(&self, cut: &Cut, epoch: u64, rank: u32) -> Vec<Part> {
         let draws = self.naive.draws(epoch);
         let draw = |spot: Spot| draws.get(spot.place).copied().unwrap_or(0);
-        cut.parts(
-            epoch,
-            &self.ids(epoch),
-            rank,
-            self.naive.in_turn(),
-            |spot| self.row(spot, draw(spot)),
-        )
+        let row = |spot| self.row(spot, draw(spot));
+        cut.parts(epoch, &self.ids(epoch), rank, self.naive.in_turn(), row)
     }
 }
 
@@ -369,19 +338,15 @@ impl Naive {
                 seed,
                 window,
                 lanes,
-            } => walk(
-                starts,
-                *lanes,
-                *window,
-                Some(Key::new(*seed).named("windowed order").derive(epoch)),
-            ),
+            } => {
+                let key = Key::new(*seed).named("windowed order").derive(epoch);
+                walk(starts, *lanes, *window, Some(key))
+            }
             Self::Indices { ids, shuffled } => shuffle(ids.clone(), shuffled),
-            Self::Sampler { steps, shuffled } => shuffle(
-                (0..steps.len)
-                    .map(|position| steps.id(epoch, position))
-                    .collect(),
-                shuffled,
-            ),
+            Self::Sampler { steps, shuffled } => {
+                let ids = (0..steps.len).map(|position| steps.id(epoch, position));
+                shuffle(ids.collect(), shuffled)
+            }
         }
     }
 
@@ -389,20 +354,15 @@ impl Naive {
     /// it is empty.
     fn draws(&self, epoch: u64) -> Vec<u64> {
         match self {
-            Self::Indices {
-                ids,
-                shuffled: seed,
-            } => shuffled(
-                (0..ids.len())
-                    .map(|at| ids[..at].iter().filter(|id| **id == ids[at]).count() as u64)
-                    .collect(),
-                *seed,
-                epoch,
-            ),
+            Self::Indices { ids, shuffled: by } => {
+                let before = |at: usize| ids[..at].iter().filter(|id| **id == ids[at]).count();
+                let draws = (0..ids.len()).map(|at| before(at) as u64);
+                shuffled(draws.collect(), *by, epoch)
+            }
             Self::Sampler {
                 steps,
-                shuffled: seed,
-            } => shuffled((0..steps.len).collect(), *seed, epoch),
+                shuffled: by,
+            } => shuffled((0..steps.len).collect(), *by, epoch),
             _ => Vec::new(),
         }
     }
@@ -416,10 +376,10 @@ fn shuffled(items: Vec<u64>, seed: Option<u64>, epoch: u64) -> Vec<u64> {
 }
 
 fn permuted<T: Clone>(items: &[T], key: Key) -> Vec<T> {
-    let permutation = Permutation::new(items.len() as u64, key);
-    (0..items.len() as u64)
-        .map(|k| items[permutation.get(k) as usize].clone())
-        .collect()
+    let len = items.len() as u64;
+    let permutation = Permutation::new(len, key);
+    let item = |k| items[permutation.get(k) as usize].clone();
+    (0..len).map(item).collect()
 }
 
 /// Chunks one after the other (permuted by a key, if any), cut into lanes, each lane into groups of
@@ -428,10 +388,8 @@ fn permuted<T: Clone>(items: &[T], key: Key) -> Vec<T> {
 fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64> {
     let permute =
         |items: Vec<u64>, key: Option<Key>| key.map_or(items.clone(), |key| permuted(&items, key));
-    let chunks = permute(
-        (0..starts.len() as u64 - 1).collect(),
-        key.map(|key| key.named("chunks")),
-    );
+    let of_chunks = key.map(|key| key.named("chunks"));
+    let chunks = permute((0..starts.len() as u64 - 1).collect(), of_chunks);
     let mut samples = Vec::new();
     for chunk in chunks {
         samples.extend((starts[chunk as usize]..starts[chunk as usize + 1]).map(|id| (chunk, id)));
@@ -445,10 +403,8 @@ fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64>
         let mut ids = Vec::new();
         for (number, group) in pieces.chunks(window).enumerate() {
             let key = key.map(|key| key.named("group").derive(lane as u64).derive(number as u64));
-            ids.extend(permute(
-                group.concat().into_iter().map(|(_, id)| id).collect(),
-                key,
-            ));
+            let own = group.concat().into_iter().map(|(_, id)| id);
+            ids.extend(permute(own.collect(), key));
         }
         by_lane.push(ids.into_iter());
         samples = rest;
@@ -499,26 +455,22 @@ pub fn row_bytes(batch: &Batch, row: usize) -> Vec<u8> {
 }
 
 pub fn part(batch: &Batch) -> Part {
-    let rows = (0..batch.len())
-        .map(|row| Sample {
-            id: batch.ids()[row],
-            status: batch.status()[row],
-            bytes: row_bytes(batch, row),
-        })
-        .collect();
+    let sample = |row: usize| Sample {
+        id: batch.ids()[row],
+        status: batch.status()[row],
+        bytes: row_bytes(batch, row),
+    };
     Part {
         epoch: batch.epoch(),
         index: batch.index(),
         valid: batch.valid(),
-        rows,
+        rows: (0..batch.len()).map(sample).collect(),
     }
 }
 
 pub fn parts(batches: impl IntoIterator<Item = Result<Batch>>) -> Vec<Part> {
-    batches
-        .into_iter()
-        .map(|batch| part(&batch.unwrap()))
-        .collect()
+    let batches = batches.into_iter();
+    batches.map(|batch| part(&batch.unwrap())).collect()
 }
 
 /// Division of an epoch into batches.
@@ -611,20 +563,19 @@ impl Cut {
             let taken = |rank: u64| (rank..size).step_by(world as usize);
             let before: usize = (0..u64::from(rank)).map(|rank| taken(rank).count()).sum();
             let consecutive = before as u64..(before + taken(rank.into()).count()) as u64;
-            let offsets: Vec<u64> = if in_turn {
-                taken(rank.into()).collect()
-            } else {
-                consecutive.collect()
+            let offsets: Vec<u64> = match in_turn {
+                true => taken(rank.into()).collect(),
+                false => consecutive.collect(),
             };
             let position = first + offsets[0];
             for offset in offsets {
-                valid += usize::from(offset < real);
-                let status = if offset < real {
-                    Status::Real
-                } else {
-                    Status::Padding
-                } as u8;
-                let blank = offset >= real && self.last != LastBatch::Pad;
+                let is_real = offset < real;
+                valid += usize::from(is_real);
+                let status = match is_real {
+                    true => Status::Real,
+                    false => Status::Padding,
+                };
+                let blank = !is_real && self.last != LastBatch::Pad;
                 let place = ((first + offset) % len) as usize;
                 let id = if blank { u64::MAX } else { ids[place] };
                 let bytes = content(Spot {
@@ -634,6 +585,7 @@ impl Cut {
                     position,
                     place,
                 });
+                let status = status as u8;
                 rows.push(Sample { id, status, bytes });
             }
             parts.push(Part {
@@ -650,35 +602,22 @@ impl Cut {
 /// Joins the parts of all ranks, in order; they must be consistent.
 pub fn union(ranks: &[Vec<Part>], in_turn: bool) -> Vec<Global> {
     let count = ranks[0].len();
-    assert!(
-        ranks.iter().all(|parts| parts.len() == count),
-        "not as many batches on every rank"
-    );
+    let all = ranks.iter().all(|parts| parts.len() == count);
+    assert!(all, "not as many batches on every rank");
     let global = |number: usize| {
         let parts: Vec<&Part> = ranks.iter().map(|parts| &parts[number]).collect();
         let epoch = parts[0].epoch;
         let index = parts[0].index;
-        assert!(
-            parts
-                .iter()
-                .all(|part| (part.epoch, part.index) == (epoch, index))
-        );
+        let place = |part: &&Part| (part.epoch, part.index) == (epoch, index);
+        assert!(parts.iter().all(place));
         let longest = parts.iter().map(|part| part.rows.len()).max().unwrap();
-        let rows: Vec<&Sample> = match in_turn {
-            true => (0..longest)
-                .flat_map(|row| parts.iter().filter_map(move |part| part.rows.get(row)))
-                .collect(),
-            false => parts.iter().flat_map(|part| &part.rows).collect(),
+        let across = |row: usize| parts.iter().filter_map(move |part| part.rows.get(row));
+        let mut rows: Vec<Sample> = match in_turn {
+            true => (0..longest).flat_map(across).cloned().collect(),
+            false => parts.iter().flat_map(|part| part.rows.clone()).collect(),
         };
-        Global {
-            epoch,
-            index,
-            rows: rows
-                .into_iter()
-                .filter(|row| row.id != u64::MAX)
-                .cloned()
-                .collect(),
-        }
+        rows.retain(|row| row.id != u64::MAX);
+        Global { epoch, index, rows }
     };
     (0..count).map(global).collect()
 }
@@ -686,10 +625,10 @@ pub fn union(ranks: &[Vec<Part>], in_turn: bool) -> Vec<Global> {
 /// Fails with the first difference only, not with all batches.
 #[track_caller]
 pub fn same<T: PartialEq + std::fmt::Debug>(found: &[T], right: &[T], what: &str) {
-    if let Some(at) = (0..found.len().min(right.len())).find(|at| found[*at] != right[*at]) {
-        panic!(
-            "{what}: number {at} is\n{:?}\nand not\n{:?}",
-            found[at], right[at]
+    for (at, (found, right)) in found.iter().zip(right).enumerate() {
+        assert!(
+            found == right,
+            "{what}: number {at} is\n{found:?}\nand not\n{right:?}"
         );
     }
     assert_eq!(found.len(), right.len(), "{what}: how many");

@@ -1,9 +1,9 @@
 //! A server on loopback for tests: HTTP with ranges, and listings as of S3. It follows a script of
 //! faults.
 
-use super::lie::{Lie, Version};
+use super::lie::{Lie, Version, wait};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -56,6 +56,15 @@ pub enum Fault {
     /// An answer that is wrong in several ways.
     Lie(Lie),
 }
+
+/// Header of a store's answers.
+const ID: &str = "x-amz-request-id: REQ-1\r\n";
+
+/// Credentials of a store, which no message may show.
+const KEYS: [(&str, &str); 2] = [
+    ("access_key_id", "key"),
+    ("secret_access_key", "do-not-show-me"),
+];
 
 /// One request.
 #[derive(Clone, Debug)]
@@ -150,13 +159,12 @@ impl Server {
     /// `s3://bucket-PORT/name`, configured for this server. The bucket is one of its own, since
     /// stores belong to the process.
     pub fn s3(&self, name: &str) -> String {
-        let keys = [
-            ("access_key_id", "key"),
-            ("secret_access_key", "do-not-show-me"),
-        ];
-        self.try_s3("", &keys)
-            .map(|bucket| format!("{bucket}/{name}"))
-            .unwrap()
+        format!("{}/{name}", self.keyed_s3("", &[]))
+    }
+
+    /// Another name of the bucket, with credentials and these options.
+    pub fn keyed_s3(&self, name: &str, options: &[(&str, &str)]) -> String {
+        self.try_s3(name, &[&KEYS[..], options].concat()).unwrap()
     }
 
     /// `s3://bucket-PORT-name`, another name of the bucket, with these options for credentials.
@@ -243,6 +251,18 @@ fn decoded(text: &str) -> String {
     String::from_utf8(out).unwrap()
 }
 
+/// Sends a head that announces `len` bytes, then these bytes; the connection goes on.
+fn send(out: &mut TcpStream, head: &str, len: usize, bytes: &[u8]) -> std::io::Result<bool> {
+    write!(out, "{head}content-length: {len}\r\n\r\n")?;
+    out.write_all(bytes)?;
+    Ok(true)
+}
+
+/// A store's answer of a status alone.
+fn refuse(out: &mut TcpStream, status: &str) -> std::io::Result<bool> {
+    send(out, &format!("HTTP/1.1 {status}\r\n{ID}"), 0, b"")
+}
+
 impl Inner {
     fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
@@ -269,12 +289,9 @@ impl Inner {
                 range,
                 key,
             };
-            let fault = self
-                .script
-                .lock()
-                .unwrap()
-                .as_mut()
-                .and_then(|script| script(&request));
+            let mut script = self.script.lock().unwrap();
+            let fault = script.as_mut().and_then(|script| script(&request));
+            drop(script);
             self.log.lock().unwrap().push(request);
             if !self.answer(&head, range, fault, &mut out)? {
                 return Ok(());
@@ -291,7 +308,6 @@ impl Inner {
         fault: Option<Fault>,
         out: &mut TcpStream,
     ) -> std::io::Result<bool> {
-        let id = "x-amz-request-id: REQ-1\r\n";
         if let Some(Fault::Lie(lie)) = &fault {
             return self.lie(head, range, lie, out);
         }
@@ -304,94 +320,51 @@ impl Inner {
                 let body = format!("<Error><Code>{code}</Code><Message>{said}</Message></Error>");
                 let after =
                     retry_after.map_or(String::new(), |after| format!("retry-after: {after}\r\n"));
-                let len = body.len();
-                let body = if head.method == "HEAD" { "" } else { &body };
-                write!(
-                    out,
-                    "HTTP/1.1 {status} X\r\n{id}{after}content-length: {len}\r\n\r\n{body}"
-                )?;
-                return Ok(true);
+                let start = format!("HTTP/1.1 {status} X\r\n{ID}{after}");
+                let sent = if head.method == "HEAD" { "" } else { &body };
+                return send(out, &start, body.len(), sent.as_bytes());
             }
             Some(Fault::Skewed) => {
-                write!(
-                    out,
-                    "HTTP/1.1 403 X\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\ncontent-length: 0\r\n\r\n"
-                )?;
-                return Ok(true);
+                let start = "HTTP/1.1 403 X\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\n";
+                return send(out, start, 0, b"");
             }
             Some(Fault::Redirect(to)) => {
-                write!(
-                    out,
-                    "HTTP/1.1 302 Found\r\n{id}location: {to}\r\ncontent-length: 0\r\n\r\n"
-                )?;
-                return Ok(true);
+                return refuse(out, &format!("302 Found\r\nlocation: {to}"));
             }
             _ => {}
         }
         if head.query.contains("list-type=2") {
             let body = self.listing(head, false);
-            write!(
-                out,
-                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
-                body.len()
-            )?;
-            return Ok(true);
+            return send(out, "HTTP/1.1 200 OK\r\n", body.len(), body.as_bytes());
         }
         let Some((bytes, mut version)) = self.object(head) else {
-            write!(
-                out,
-                "HTTP/1.1 404 Not Found\r\n{id}content-length: 0\r\n\r\n"
-            )?;
-            return Ok(true);
+            return refuse(out, "404 Not Found");
         };
-        if head
-            .headers
-            .get("if-match")
-            .is_some_and(|etag| *etag != format!("\"v{version}\""))
-        {
-            write!(
-                out,
-                "HTTP/1.1 412 Precondition Failed\r\n{id}content-length: 0\r\n\r\n"
-            )?;
-            return Ok(true);
+        let wanted = head.headers.get("if-match");
+        if wanted.is_some_and(|etag| *etag != format!("\"v{version}\"")) {
+            return refuse(out, "412 Precondition Failed");
         }
         if fault == Some(Fault::OtherVersion) {
             version += 1;
         }
         let common = match fault {
-            Some(Fault::NoVersion) => id.to_string(),
-            Some(Fault::With(header)) => format!("{id}etag: \"v{version}\"\r\n{header}\r\n"),
+            Some(Fault::NoVersion) => ID.to_string(),
+            Some(Fault::With(header)) => format!("{ID}etag: \"v{version}\"\r\n{header}\r\n"),
             _ => format!(
-                "{id}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n"
+                "{ID}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n"
             ),
         };
-        let total = bytes.len() as u64;
+        let ok = format!("HTTP/1.1 200 OK\r\n{common}");
         if head.method == "HEAD" {
-            let total = if fault == Some(Fault::NoLength) {
-                0
-            } else {
-                total
-            };
-            write!(
-                out,
-                "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n"
-            )?;
-            return Ok(true);
+            let known = fault != Some(Fault::NoLength);
+            return send(out, &ok, if known { bytes.len() } else { 0 }, b"");
         }
         let Some((first, last)) = range.filter(|_| fault != Some(Fault::Whole)) else {
-            write!(
-                out,
-                "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n"
-            )?;
-            out.write_all(&bytes)?;
-            return Ok(true);
+            return send(out, &ok, bytes.len(), &bytes);
         };
+        let total = bytes.len() as u64;
         if first >= total {
-            write!(
-                out,
-                "HTTP/1.1 416 Range Not Satisfiable\r\n{id}content-length: 0\r\n\r\n"
-            )?;
-            return Ok(true);
+            return refuse(out, "416 Range Not Satisfiable");
         }
         let last = last.min(total);
         let body = &bytes[first as usize..last as usize];
@@ -409,58 +382,40 @@ impl Inner {
         let sent = |count: usize| &body[..count.min(body.len())];
         match fault {
             Some(Fault::Reset(count)) => {
-                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
-                out.write_all(sent(count))?;
+                send(out, &start, body.len(), sent(count))?;
                 // Unread bytes and a zero linger make the kernel send RST.
                 rustix::net::sockopt::set_socket_linger(&*out, Some(Duration::ZERO))?;
                 Ok(false)
             }
             Some(Fault::Cut(count)) => {
-                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
-                out.write_all(sent(count))?;
+                send(out, &start, body.len(), sent(count))?;
                 Ok(false)
             }
-            Some(Fault::Short(count)) => {
-                write!(out, "{start}content-length: {}\r\n\r\n", sent(count).len())?;
-                out.write_all(sent(count))?;
-                Ok(true)
-            }
+            Some(Fault::Short(count)) => send(out, &start, sent(count).len(), sent(count)),
             Some(Fault::Long) => {
-                write!(
-                    out,
-                    "{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n",
-                    body.len() + 7
-                )?;
+                let len = body.len() + 7;
+                write!(out, "{start}transfer-encoding: chunked\r\n\r\n{len:x}\r\n")?;
                 out.write_all(body)?;
                 out.write_all(b"garbage\r\n0\r\n\r\n")?;
                 Ok(true)
             }
             Some(Fault::Announced) => {
-                write!(out, "{start}content-length: {}\r\n\r\n", body.len() + 5)?;
-                out.write_all(body)?;
-                let _ = out.read(&mut [0]);
-                Ok(false)
+                send(out, &start, body.len() + 5, body)?;
+                wait(out)
             }
             Some(Fault::Stall(count)) => {
-                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
-                out.write_all(sent(count))?;
-                // Until the client gives up.
-                let _ = out.read(&mut [0]);
-                Ok(false)
+                send(out, &start, body.len(), sent(count))?;
+                wait(out)
             }
             Some(Fault::Trickle) => {
-                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
+                send(out, &start, body.len(), b"")?;
                 body.chunks(1.max(body.len() / 50)).try_for_each(|piece| {
                     std::thread::sleep(Duration::from_millis(2));
                     out.write_all(piece)
                 })?;
                 Ok(true)
             }
-            _ => {
-                write!(out, "{start}content-length: {}\r\n\r\n", body.len())?;
-                out.write_all(body)?;
-                Ok(true)
-            }
+            _ => send(out, &start, body.len(), body),
         }
     }
 
@@ -483,29 +438,16 @@ impl Inner {
         out: &mut TcpStream,
     ) -> std::io::Result<bool> {
         let lists = head.query.contains("list-type=2");
-        let (bytes, version) = match lists {
-            true => (
-                Arc::new(
-                    self.listing(head, lie.version == Version::Other)
-                        .into_bytes(),
-                ),
-                1,
-            ),
-            false => match self.object(head) {
-                Some(object) => object,
-                None => {
-                    return write!(out, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
-                        .map(|()| true);
-                }
-            },
+        let listing = || self.listing(head, lie.version == Version::Other);
+        let object = match lists {
+            true => Some((Arc::new(listing().into_bytes()), 1)),
+            false => self.object(head),
         };
-        lie.answer(
-            &bytes,
-            version,
-            range.filter(|_| !lists),
-            head.method == "HEAD",
-            out,
-        )
+        let Some((bytes, version)) = object else {
+            return send(out, "HTTP/1.1 404 Not Found\r\n", 0, b"");
+        };
+        let range = range.filter(|_| !lists);
+        lie.answer(&bytes, version, range, head.method == "HEAD", out)
     }
 
     /// A page of at most 1,000 keys; with `again`, one that leads to itself.
@@ -526,13 +468,8 @@ impl Inner {
         let objects = self.objects.lock().unwrap();
         let mut count = 0;
         for (name, (bytes, version)) in objects.iter() {
-            let Some(key) = name
-                .strip_prefix("bucket/")
-                .filter(|key| key.starts_with(&prefix))
-            else {
-                continue;
-            };
-            if key <= after.as_str() {
+            let key = name.strip_prefix("bucket/").unwrap_or("");
+            if !key.starts_with(&prefix) || key <= after.as_str() {
                 continue;
             }
             if !delimiter.is_empty() && key[prefix.len()..].contains(&delimiter) {

@@ -51,10 +51,8 @@ pub fn cuda() -> &'static Standin {
 /// the same file, so it is compiled once, by however many processes.
 pub fn build(name: &str, source: &str, more: &[&str]) -> PathBuf {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
-    let version = Command::new(&rustc)
-        .arg("-vV")
-        .output()
-        .unwrap_or_else(|error| panic!("{rustc:?}: {error}"));
+    let version = Command::new(&rustc).arg("-vV").output();
+    let version = version.unwrap_or_else(|error| panic!("{rustc:?}: {error}"));
     let mut hasher = DefaultHasher::new();
     (source, &version.stdout, more).hash(&mut hasher);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -69,23 +67,11 @@ pub fn build(name: &str, source: &str, more: &[&str]) -> PathBuf {
     let made = own.join("made.so");
     std::fs::write(&text, source).unwrap();
     let mut command = Command::new(&rustc);
-    command
-        .args([
-            "--edition",
-            "2024",
-            "-O",
-            "--crate-type",
-            "cdylib",
-            "-C",
-            "panic=abort",
-        ])
-        .args(more);
+    command.args(["--edition=2024", "-O", "--crate-type=cdylib"]);
+    command.args(["-C", "panic=abort"]).args(more);
     let out = command.arg("-o").arg(&made).arg(&text).output().unwrap();
-    assert!(
-        out.status.success(),
-        "{name} does not compile:\n{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{name} does not compile:\n{said}");
     std::fs::rename(&made, &path).unwrap();
     let _ = std::fs::remove_dir_all(&own);
     path
@@ -194,25 +180,9 @@ pub struct Live {
 impl Live {
     /// The number of objects, leaked ones included.
     pub fn things(&self) -> u64 {
-        let Self {
-            retains,
-            streams,
-            events,
-            allocations,
-            registrations,
-            host_allocations,
-            modules,
-            leaked,
-            ..
-        } = self;
-        retains
-            + streams
-            + events
-            + allocations
-            + registrations
-            + host_allocations
-            + modules
-            + leaked
+        let on_devices = self.retains + self.streams + self.events + self.allocations;
+        let others = self.registrations + self.host_allocations + self.modules;
+        on_devices + others + self.leaked
     }
 }
 
@@ -236,12 +206,8 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.finish();
         if !self.allowed && !std::thread::panicking() {
-            let violations = self.violations();
-            assert!(
-                violations.is_empty(),
-                "violations:\n{}",
-                violations.join("\n")
-            );
+            let violations = self.violations().join("\n");
+            assert!(violations.is_empty(), "violations:\n{violations}");
         }
     }
 }
@@ -305,10 +271,8 @@ impl Standin {
 
     /// Violations: silent errors on a GPU.
     pub fn violations(&self) -> Vec<String> {
-        self.text("standin_violations")
-            .lines()
-            .map(str::to_string)
-            .collect()
+        let text = self.text("standin_violations");
+        text.lines().map(str::to_string).collect()
     }
 
     pub fn forget_violations(&self) {
@@ -322,17 +286,15 @@ impl Standin {
 
     /// Calls so far.
     pub fn calls(&self) -> u64 {
-        self.call::<extern "C" fn(*const c_char) -> u64, _>("standin_calls", |calls| {
-            calls(std::ptr::null())
-        })
+        type Count = extern "C" fn(*const c_char) -> u64;
+        self.call::<Count, _>("standin_calls", |count| count(std::ptr::null()))
     }
 
     /// Calls of one symbol so far.
     pub fn count(&self, symbol: &str) -> u64 {
         let symbol = CString::new(symbol).unwrap();
-        self.call::<extern "C" fn(*const c_char) -> u64, _>("standin_calls", |calls| {
-            calls(symbol.as_ptr())
-        })
+        type Count = extern "C" fn(*const c_char) -> u64;
+        self.call::<Count, _>("standin_calls", |count| count(symbol.as_ptr()))
     }
 
     fn fail(&self, symbol: Option<&CStr>, index: u64, code: u32, sticky: bool) {
@@ -356,9 +318,8 @@ impl Standin {
     /// driver until more are admitted.
     pub fn admit(&self, symbol: &str, count: u64) {
         let symbol = CString::new(symbol).unwrap();
-        self.call::<extern "C" fn(*const c_char, u64), _>("standin_admit", |admit| {
-            admit(symbol.as_ptr(), count)
-        });
+        type Admit = extern "C" fn(*const c_char, u64);
+        self.call::<Admit, _>("standin_admit", |admit| admit(symbol.as_ptr(), count));
     }
 
     /// Operation `nth` (copies, fills, kernels, host functions), from 0, fails on its stream and
@@ -384,17 +345,15 @@ impl Standin {
 
     /// Operations on these bytes, of the host or a device, that are not done.
     pub fn in_flight(&self, address: u64, len: usize) -> usize {
-        self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_in_flight", |count| {
-            count(address, len)
-        })
+        type Count = extern "C" fn(u64, usize) -> usize;
+        self.call::<Count, _>("standin_in_flight", |count| count(address, len))
     }
 
     /// Operations on these bytes that the host has not *seen* done, which does not depend on
     /// timing.
     pub fn unobserved(&self, address: u64, len: usize) -> usize {
-        self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_unobserved", |count| {
-            count(address, len)
-        })
+        type Count = extern "C" fn(u64, usize) -> usize;
+        self.call::<Count, _>("standin_unobserved", |count| count(address, len))
     }
 
     /// A stream of a green context in the current context.
@@ -416,10 +375,8 @@ impl Standin {
 
     /// Bytes of device memory as they are at this moment.
     pub fn peek(&self, address: u64, len: usize) -> Vec<u8> {
-        assert!(
-            len > 0 && self.host_address(address + len as u64 - 1).is_some(),
-            "no memory at {address:#x}"
-        );
+        let last = self.host_address(address + len as u64 - 1);
+        assert!(len > 0 && last.is_some(), "no memory at {address:#x}");
         let at = self
             .host_address(address)
             .expect("an address in device memory");
@@ -432,29 +389,18 @@ impl Standin {
         let mut numbers = [0u64; 11];
         type Count = extern "C" fn(*mut [u64; 11]);
         self.call::<Count, _>("standin_live", |count| count(&mut numbers));
-        let [
-            retains,
-            streams,
-            events,
-            allocations,
-            bytes,
-            registrations,
-            registered_bytes,
-            ..,
-        ] = numbers;
-        let [.., host_allocations, modules, leaked, leaked_bytes] = numbers;
         Live {
-            retains,
-            streams,
-            events,
-            allocations,
-            bytes,
-            registrations,
-            registered_bytes,
-            host_allocations,
-            modules,
-            leaked,
-            leaked_bytes,
+            retains: numbers[0],
+            streams: numbers[1],
+            events: numbers[2],
+            allocations: numbers[3],
+            bytes: numbers[4],
+            registrations: numbers[5],
+            registered_bytes: numbers[6],
+            host_allocations: numbers[7],
+            modules: numbers[8],
+            leaked: numbers[9],
+            leaked_bytes: numbers[10],
         }
     }
 
@@ -471,15 +417,9 @@ impl Standin {
     ) {
         let name = CString::new(name).unwrap();
         type Register = extern "C" fn(*const c_char, KernelFn, *const u32, usize, u64, u64);
+        let size = sizes.as_ptr();
         self.call::<Register, _>("standin_register_kernel", |register| {
-            register(
-                name.as_ptr(),
-                function,
-                sizes.as_ptr(),
-                sizes.len(),
-                pointers,
-                writes,
-            );
+            register(name.as_ptr(), function, size, sizes.len(), pointers, writes);
         });
     }
 }
@@ -502,10 +442,8 @@ pub fn in_session(config: Config, name: String, body: impl FnOnce(Session) + Sen
     });
     done.recv().unwrap();
     if done.recv_timeout(DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-        eprintln!(
-            "{title}: no end; the last calls:\n{}",
-            tail(&standin.trace())
-        );
+        let calls = tail(&standin.trace());
+        eprintln!("{title}: no end; the last calls:\n{calls}");
         std::process::exit(101);
     }
     if let Err(panic) = thread.join() {
@@ -525,12 +463,9 @@ impl Drop for Shows {
 /// The calls around the first failed one, and the last calls. 600 is an event that is not ready.
 fn tail(trace: &str) -> String {
     let lines: Vec<&str> = trace.lines().collect();
-    let failed = lines
-        .iter()
-        .position(|line| !line.ends_with(" = 0") && !line.ends_with(" = 600"))
-        .unwrap_or(0);
+    let fails = |line: &&str| !line.ends_with(" = 0") && !line.ends_with(" = 600");
+    let failed = lines.iter().position(fails).unwrap_or(0);
     let first = &lines[failed.saturating_sub(10)..(failed + 20).min(lines.len())];
-    [first, &["…"], &lines[lines.len().saturating_sub(40)..]]
-        .concat()
-        .join("\n")
+    let last = &lines[lines.len().saturating_sub(40)..];
+    [first, &["…"], last].concat().join("\n")
 }

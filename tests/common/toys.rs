@@ -31,6 +31,15 @@ impl<L: Fn() -> u64 + Send + Sync + 'static, I: Fn(u64, u64) -> u64 + Send + Syn
     }
 }
 
+/// A piece of a source.
+pub fn extent(source: usize, offset: u64, len: u64) -> Extent {
+    Extent {
+        source: SourceId::at(source),
+        offset,
+        len,
+    }
+}
+
 /// Consecutive records of a file, in chunks of this many records; its field is `x`. When it is
 /// ragged, a second field, `head`, has as many of a record's bytes as its first byte says.
 pub struct Chunks {
@@ -47,12 +56,12 @@ pub struct Chunks {
 impl Chunks {
     pub fn open(path: &Path, rows: &[u64], record: usize) -> Self {
         let mut starts = vec![0];
-        rows.iter()
-            .for_each(|rows| starts.push(starts.last().unwrap() + rows));
+        for rows in rows {
+            starts.push(starts.last().unwrap() + rows);
+        }
         let mut sources = Sources::new();
-        sources
-            .file(path, starts[rows.len()] * record as u64)
-            .unwrap();
+        let len = starts[rows.len()] * record as u64;
+        sources.file(path, len).unwrap();
         let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [record]))];
         let opened = rows.iter().map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -72,20 +81,15 @@ impl Chunks {
     }
 
     pub fn ragged(mut self) -> Self {
-        self.schema.push(EncodedField::raw(Field::up_to(
-            "head",
-            DType::U8,
-            self.record,
-        )));
+        let head = Field::up_to("head", DType::U8, self.record);
+        self.schema.push(EncodedField::raw(head));
         self
     }
 
     /// Number of openings of all chunks.
     pub fn opened(&self) -> u64 {
-        self.opened
-            .iter()
-            .map(|opened| opened.load(Ordering::Relaxed))
-            .sum()
+        let counts = self.opened.iter();
+        counts.map(|opened| opened.load(Ordering::Relaxed)).sum()
     }
 
     fn bytes(&self, chunk: usize) -> u64 {
@@ -120,11 +124,7 @@ impl Chunked for Chunks {
     }
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
         let offset = self.starts[chunk] * self.record as u64;
-        extents.push(Extent {
-            source: SourceId::at(0),
-            offset,
-            len: self.bytes(chunk),
-        });
+        extents.push(extent(0, offset, self.bytes(chunk)));
         Ok(())
     }
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
@@ -148,9 +148,9 @@ impl Chunked for Chunks {
         }
         out.fixed(0, self.record)?.copy_from_slice(&pieces[0]);
         if self.schema.len() > 1 {
-            pieces[0]
-                .chunks(self.record)
-                .try_for_each(|record| out.push(1, &record[..head_len(record)]))?;
+            for record in pieces[0].chunks(self.record) {
+                out.push(1, &record[..head_len(record)])?;
+            }
         }
         Ok(())
     }

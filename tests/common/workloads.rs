@@ -2,6 +2,7 @@
 //! bytes.
 
 use crate::common::formats::{tar_member, tf_record};
+use crate::common::numeric::fixture;
 use crate::common::{Dir, noise};
 use feedline::dataset::Images;
 use feedline::dataset::{
@@ -10,7 +11,7 @@ use feedline::dataset::{
 };
 use feedline::tensor::{DType, Field};
 use feedline::{LoaderBuilder, Order};
-use std::path::{Path, PathBuf};
+
 use std::sync::Arc;
 
 /// Detection of wrong bytes by a format.
@@ -37,118 +38,41 @@ fn plain(builder: LoaderBuilder) -> LoaderBuilder {
     builder.order(Order::shuffled(3))
 }
 
-pub const WORKLOADS: &[Workload] = &[
+const fn workload(
+    name: &'static str,
+    open: fn(&Dir) -> Arc<dyn Dataset>,
+    set: fn(LoaderBuilder) -> LoaderBuilder,
+    notices: Notices,
+) -> Workload {
     Workload {
-        name: "records",
-        open: records,
-        set: plain,
-        notices: Nothing,
-    },
-    Workload {
-        name: "pages",
-        open: pages,
-        set: plain,
-        notices: Nothing,
-    },
-    Workload {
-        name: "images",
-        open: images,
-        set: pictures,
-        notices: Nonsense,
-    },
-    Workload {
-        name: "tfrecord",
-        open: tfrecord,
-        set: plain,
-        notices: EveryBit,
-    },
-    Workload {
-        name: "tar",
-        open: tar,
-        set: plain,
-        notices: Nonsense,
-    },
-    Workload {
-        name: "npy",
-        open: npy,
-        set: plain,
-        notices: Nothing,
-    },
-    Workload {
-        name: "npz",
-        open: npz,
-        set: plain,
-        notices: EveryBit,
-    },
-    Workload {
-        name: "tokens",
-        open: tokens,
-        set: plain,
-        notices: Nothing,
-    },
-    Workload {
-        name: "megatron",
-        open: megatron,
-        set: plain,
-        notices: Nothing,
-    },
-    Workload {
-        name: "mds",
-        open: mds,
-        set: plain,
-        notices: Nonsense,
-    },
-    #[cfg(feature = "zstd")]
-    Workload {
-        name: "mds, zstd",
-        open: mds_zstd,
-        set: windowed,
-        notices: Nonsense,
-    },
-    #[cfg(feature = "parquet")]
-    Workload {
-        name: "parquet",
-        open: parquet,
-        set: windowed,
-        notices: Nonsense,
-    },
-    Workload {
-        name: "chunks",
-        open: chunks,
-        set: windowed,
-        notices: Nonsense,
-    },
-    Workload {
-        name: "safetensors",
-        open: safetensors,
-        set: plain,
-        notices: Nothing,
-    },
-    Workload {
-        name: "checked records",
-        open: checked,
-        set: plain,
-        notices: EveryBit,
-    },
-    Workload {
-        name: "checked chunks",
-        open: checked_chunks,
-        set: windowed,
-        notices: EveryBit,
-    },
-    Workload {
-        name: "several",
-        open: several,
-        set: plain,
-        notices: Nothing,
-    },
-];
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("fixtures")
-        .join(name)
+        name,
+        open,
+        set,
+        notices,
+    }
 }
+
+pub const WORKLOADS: &[Workload] = &[
+    workload("records", records, plain, Nothing),
+    workload("pages", pages, plain, Nothing),
+    workload("images", images, pictures, Nonsense),
+    workload("tfrecord", tfrecord, plain, EveryBit),
+    workload("tar", tar, plain, Nonsense),
+    workload("npy", npy, plain, Nothing),
+    workload("npz", npz, plain, EveryBit),
+    workload("tokens", tokens, plain, Nothing),
+    workload("megatron", megatron, plain, Nothing),
+    workload("mds", mds, plain, Nonsense),
+    #[cfg(feature = "zstd")]
+    workload("mds, zstd", mds_zstd, windowed, Nonsense),
+    #[cfg(feature = "parquet")]
+    workload("parquet", parquet, windowed, Nonsense),
+    workload("chunks", chunks, windowed, Nonsense),
+    workload("safetensors", safetensors, plain, Nothing),
+    workload("checked records", checked, plain, EveryBit),
+    workload("checked chunks", checked_chunks, windowed, EveryBit),
+    workload("several", several, plain, Nothing),
+];
 
 fn windowed(builder: LoaderBuilder) -> LoaderBuilder {
     builder.order(Order::windowed(3, 2))
@@ -158,12 +82,8 @@ fn windowed(builder: LoaderBuilder) -> LoaderBuilder {
 fn records(dir: &Dir) -> Arc<dyn Dataset> {
     let paths = [(0, 5), (1, 2), (2, 4)]
         .map(|(file, count)| dir.write(&format!("{file}.bin"), &noise(700 * count, file)));
-    Arc::new(
-        Records::builder(700)
-            .classes((0..11).collect())
-            .open_files(&paths)
-            .unwrap(),
-    )
+    let builder = Records::builder(700).classes((0..11).collect());
+    Arc::new(builder.open_files(&paths).unwrap())
 }
 
 /// Records that are read in place.
@@ -198,13 +118,8 @@ fn tfrecord(dir: &Dir) -> Arc<dyn Dataset> {
         dir.write(&format!("data/{shard}.tfrecord"), &bytes);
     }
     let record = feedline::tensor::EncodedField::raw(Field::up_to("record", DType::U8, 500));
-    Arc::new(
-        TfRecord::builder()
-            .index(false)
-            .record(record)
-            .open(dir.path("data"))
-            .unwrap(),
-    )
+    let builder = TfRecord::builder().index(false).record(record);
+    Arc::new(builder.open(dir.path("data")).unwrap())
 }
 
 fn tar(dir: &Dir) -> Arc<dyn Dataset> {
@@ -222,38 +137,23 @@ fn tar(dir: &Dir) -> Arc<dyn Dataset> {
         dir.write(&format!("data/{shard}.tar"), &bytes);
     }
     let field = Field::up_to("bin", DType::U8, 600);
-    Arc::new(
-        Tar::builder()
-            .raw(field, "bin")
-            .class("cls")
-            .index(false)
-            .open(dir.path("data"))
-            .unwrap(),
-    )
+    let builder = Tar::builder().raw(field, "bin").class("cls");
+    Arc::new(builder.index(false).open(dir.path("data")).unwrap())
 }
 
 /// An array of bytes of these dimensions.
 fn array(dims: &str, bytes: &[u8]) -> Vec<u8> {
     let dict = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({dims}), }}\n");
-    [
-        b"\x93NUMPY\x01\x00",
-        &(dict.len() as u16).to_le_bytes()[..],
-        dict.as_bytes(),
-        bytes,
-    ]
-    .concat()
+    let len = (dict.len() as u16).to_le_bytes();
+    [b"\x93NUMPY\x01\x00", &len[..], dict.as_bytes(), bytes].concat()
 }
 
 fn npy(dir: &Dir) -> Arc<dyn Dataset> {
     for file in 0..2 {
-        dir.write(
-            &format!("x-{file}.npy"),
-            &array("5, 90", &noise(5 * 90, file)),
-        );
-        dir.write(
-            &format!("y-{file}.npy"),
-            &array("5, 40", &noise(5 * 40, 7 + file)),
-        );
+        let x = array("5, 90", &noise(5 * 90, file));
+        let y = array("5, 40", &noise(5 * 40, 7 + file));
+        dir.write(&format!("x-{file}.npy"), &x);
+        dir.write(&format!("y-{file}.npy"), &y);
     }
     let builder = Npy::builder()
         .field("x", dir.path("x-*.npy"))
@@ -274,55 +174,23 @@ fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
         let size = (bytes.len() as u32).to_le_bytes();
         let offset = (out.len() as u32).to_le_bytes();
         // Version 20, no flags, stored, no time; the fields of both headers.
-        let shared = [
-            &[20, 0, 0, 0, 0, 0, 0, 0, 33, 0][..],
-            &(!crc).to_le_bytes(),
-            &size,
-            &size,
-        ]
-        .concat();
+        let about = [20_u8, 0, 0, 0, 0, 0, 0, 0, 33, 0];
+        let shared = [&about[..], &(!crc).to_le_bytes(), &size, &size].concat();
+        let name = name.as_bytes();
         let len = (name.len() as u16).to_le_bytes();
-        out.extend(
-            [
-                b"PK\x03\x04",
-                &shared[..],
-                &len,
-                &[0, 0],
-                name.as_bytes(),
-                bytes,
-            ]
-            .concat(),
-        );
+        let local = [b"PK\x03\x04", &shared[..], &len, &[0, 0], name, bytes];
+        out.extend(local.concat());
         let rest = [&[0; 12][..], &offset].concat();
-        directory.extend(
-            [
-                b"PK\x01\x02",
-                &[20, 0][..],
-                &shared,
-                &len,
-                &rest,
-                name.as_bytes(),
-            ]
-            .concat(),
-        );
+        let central = [b"PK\x01\x02", &[20, 0][..], &shared, &len, &rest, name];
+        directory.extend(central.concat());
     }
     let count = (members.len() as u16).to_le_bytes();
     let start = (out.len() as u32).to_le_bytes();
     let size = (directory.len() as u32).to_le_bytes();
     out.extend(directory);
-    out.extend(
-        [
-            b"PK\x05\x06",
-            &[0; 4][..],
-            &count,
-            &count,
-            &size,
-            &start,
-            &[0, 0],
-        ]
-        .concat(),
-    );
-    out
+    let both = [count, count].concat();
+    let end = [b"PK\x05\x06", &[0; 4][..], &both, &size, &start, &[0, 0]];
+    [out, end.concat()].concat()
 }
 
 fn npz(dir: &Dir) -> Arc<dyn Dataset> {
@@ -339,23 +207,14 @@ fn npz(dir: &Dir) -> Arc<dyn Dataset> {
 /// Windows that overlap by a token: neighbours read the same bytes twice.
 fn tokens(dir: &Dir) -> Arc<dyn Dataset> {
     let paths = [0, 1].map(|file| dir.write(&format!("{file}.bin"), &noise(2 * 500, file)));
-    Arc::new(
-        Tokens::builder(DType::U16)
-            .window(99)
-            .next_token()
-            .open_files(&paths)
-            .unwrap(),
-    )
+    let builder = Tokens::builder(DType::U16).window(99).next_token();
+    Arc::new(builder.open_files(&paths).unwrap())
 }
 
 /// Sequences of several pieces, documents cut at the ends of windows.
 fn megatron(_: &Dir) -> Arc<dyn Dataset> {
-    Arc::new(
-        Megatron::builder()
-            .window(4)
-            .open(fixture("tokens/megatron-u16"))
-            .unwrap(),
-    )
+    let builder = Megatron::builder().window(4);
+    Arc::new(builder.open(fixture("tokens/megatron-u16")).unwrap())
 }
 
 fn mds(_: &Dir) -> Arc<dyn Dataset> {
@@ -386,37 +245,23 @@ fn chunks(dir: &Dir) -> Arc<dyn Dataset> {
 }
 
 fn checked_chunks(dir: &Dir) -> Arc<dyn Dataset> {
-    Arc::new(
-        chunks(dir)
-            .facts(dir.path("crcs"))
-            .checksums()
-            .open()
-            .unwrap(),
-    )
+    let facts = chunks(dir).facts(dir.path("crcs"));
+    Arc::new(facts.checksums().open().unwrap())
 }
 
 fn safetensors(dir: &Dir) -> Arc<dyn Dataset> {
     for file in 0..2 {
         let header = r#"{"x":{"dtype":"U8","shape":[5,80],"data_offsets":[0,400]},"y":{"dtype":"U8","shape":[5,30],"data_offsets":[400,550]}}"#;
-        let bytes = [
-            &(header.len() as u64).to_le_bytes()[..],
-            header.as_bytes(),
-            &noise(550, file),
-        ]
-        .concat();
+        let len = (header.len() as u64).to_le_bytes();
+        let bytes = [&len[..], header.as_bytes(), &noise(550, file)].concat();
         dir.write(&format!("data/{file}.safetensors"), &bytes);
     }
     Arc::new(SafeTensors::open(dir.path("data/*.safetensors")).unwrap())
 }
 
 fn checked(dir: &Dir) -> Arc<dyn Dataset> {
-    Arc::new(
-        records(dir)
-            .facts(dir.path("crcs"))
-            .checksums()
-            .open()
-            .unwrap(),
-    )
+    let facts = records(dir).facts(dir.path("crcs"));
+    Arc::new(facts.checksums().open().unwrap())
 }
 
 /// Files, memory and arrays.
@@ -424,16 +269,11 @@ fn several(dir: &Dir) -> Arc<dyn Dataset> {
     let records = Records::builder(60).field("x", DType::U8, [60]);
     let path = dir.write("a.bin", &noise(60 * 5, 1));
     dir.write("b.npy", &array("4, 60", &noise(60 * 4, 2)));
+    let array = Npy::builder().field("x", dir.path("b.npy"));
     let parts: [Arc<dyn Dataset>; 3] = [
         Arc::new(records.clone().open(path).unwrap()),
         Arc::new(records.open_bytes(noise(60 * 3, 3)).unwrap()),
-        Arc::new(
-            Npy::builder()
-                .field("x", dir.path("b.npy"))
-                .rows()
-                .open()
-                .unwrap(),
-        ),
+        Arc::new(array.rows().open().unwrap()),
     ];
     Arc::new(Concat::new(parts).unwrap())
 }

@@ -1,11 +1,12 @@
 //! Connections that fail before a store answers, and redirects. No message shows a secret.
 
-use super::remote::{COUNT, RECORD, epoch, is_read, loader, server};
+use super::remote::{COUNT, RECORD, epoch, is_read, loader, opened, server, status};
 use crate::common::got::Got;
 use crate::common::server::Fault;
+use crate::common::{assert_error, build};
 use feedline::dataset::{Dataset, Records};
 use feedline::profile::{Names, prometheus};
-use feedline::{Error, ErrorKind, Loader, Result};
+use feedline::{Error, ErrorKind, Loader};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -14,11 +15,7 @@ use std::time::Duration;
 
 const SECRET: &str = "do-not-show-me";
 
-fn opened(url: &str) -> Result<Records> {
-    Records::builder(RECORD).open(url)
-}
-
-/// All that an error tells.
+/// All that an error tells: no secret.
 fn told(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut source = std::error::Error::source(error);
@@ -26,6 +23,7 @@ fn told(error: &Error) -> String {
         text += &format!(" {error} {error:?}");
         source = error.source();
     }
+    assert!(!text.contains(SECRET), "{text}");
     text
 }
 
@@ -33,31 +31,20 @@ fn told(error: &Error) -> String {
 fn a_redirect_of_an_http_server_is_followed() {
     let (server, bytes) = server();
     server.put("bucket/b.bin", bytes.clone());
-    server.script(|request| {
-        request
-            .path
-            .ends_with("/a.bin")
-            .then(|| Fault::Redirect("/bucket/b.bin?token=do-not-show-me".into()))
-    });
+    let away = Fault::Redirect("/bucket/b.bin?token=do-not-show-me".into());
+    server.script(move |request| request.path.ends_with("/a.bin").then(|| away.clone()));
     let records = opened(&server.http("a.bin")).unwrap();
     assert_eq!(records.len(), COUNT as u64);
-    let loader = Loader::builder(records).batch_size(COUNT).build().unwrap();
+    let loader = build(Loader::builder(records).batch_size(COUNT));
     server.take_log();
     assert_eq!(Got::epoch(&loader, 0)[0].fields[0].bytes, bytes);
-    assert!(
-        server
-            .take_log()
-            .iter()
-            .any(|request| request.path.ends_with("/b.bin"))
-    );
+    let log = server.take_log();
+    assert!(log.iter().any(|request| request.path.ends_with("/b.bin")));
     // Where it leads is gone, or has another version.
     server.remove("bucket/b.bin");
     let error = Got::try_epoch(&loader, 0).unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::NotFound && !told(&error).contains(SECRET),
-        "{}",
-        told(&error)
-    );
+    let said = told(&error);
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{said}");
 }
 
 #[test]
@@ -66,41 +53,31 @@ fn redirects_that_go_round_are_one_error() {
     server.script(|_| Some(Fault::Redirect("/bucket/a.bin?token=do-not-show-me".into())));
     let error = opened(&server.http("a.bin")).unwrap_err();
     let said = told(&error);
-    assert!(
-        error.kind() == ErrorKind::Config && said.contains("too many redirects"),
-        "{said}"
-    );
-    assert!(said.contains("a.bin") && !said.contains(SECRET), "{said}");
+    assert_eq!(error.kind(), ErrorKind::Config, "{said}");
+    assert!(said.contains("too many redirects"), "{said}");
+    assert!(said.contains("a.bin"), "{said}");
     assert!(server.requests() <= 6, "{} requests", server.requests());
 }
 
 #[test]
 fn a_server_that_is_not_there_is_one_error_that_names_it() {
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let (port, _) = listening();
     // No name has a part of more than 63 letters, so the lookup asks nobody.
     let nowhere = "x".repeat(64);
-    for (url, words) in [
-        (
-            format!("http://127.0.0.1:{port}/a.bin"),
-            "Connection refused",
-        ),
-        (format!("http://{nowhere}.invalid/a.bin"), "lookup"),
+    for (host, words) in [
+        (format!("127.0.0.1:{port}"), "Connection refused"),
+        (format!("{nowhere}.invalid"), "lookup"),
     ] {
+        let url = format!("http://{host}/a.bin");
         let error = opened(&url).unwrap_err();
-        let said = error.to_string();
-        assert!(
-            error.kind() == ErrorKind::Io && said.contains(words),
-            "{said}"
-        );
-        assert!(
-            said.contains("tried 6 times") && said.contains(&url),
-            "{said}"
-        );
+        assert_error(&error, ErrorKind::Io, &[words, "tried 6 times", &url]);
     }
+}
+
+/// A port of this machine, and its listener.
+fn listening() -> (u16, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    (listener.local_addr().unwrap().port(), listener)
 }
 
 /// A server that ends in a TLS handshake with a certificate of its own making. The files in
@@ -111,16 +88,14 @@ fn self_signed() -> (u16, Arc<AtomicUsize>) {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     let certificate = CertificateDer::from(&include_bytes!("../fixtures/tls/certificate.der")[..]);
     let key = PrivateKeyDer::try_from(&include_bytes!("../fixtures/tls/key.der")[..]).unwrap();
-    let builder = rustls::ServerConfig::builder_with_provider(Arc::new(
-        rustls::crypto::ring::default_provider(),
-    ));
-    let builder = builder
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth();
-    let config = Arc::new(builder.with_single_cert(vec![certificate], key).unwrap());
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ServerConfig::builder_with_provider(provider);
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    let config = builder
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key);
+    let config = Arc::new(config.unwrap());
+    let (port, listener) = listening();
     let met = Arc::new(AtomicUsize::new(0));
     let count = met.clone();
     std::thread::spawn(move || {
@@ -138,34 +113,22 @@ fn self_signed() -> (u16, Arc<AtomicUsize>) {
 fn a_certificate_that_nobody_trusts_is_refused_at_once() {
     let (port, met) = self_signed();
     let error = opened(&format!("https://127.0.0.1:{port}/a.bin")).unwrap_err();
-    let said = error.to_string();
-    assert!(
-        error.kind() == ErrorKind::Config && said.contains("certificate"),
-        "{said}"
-    );
-    assert!(
-        said.contains("SSL_CERT_FILE") && said.contains("/a.bin"),
-        "{said}"
-    );
+    let words = ["certificate", "SSL_CERT_FILE", "/a.bin"];
+    assert_error(&error, ErrorKind::Config, &words);
     assert_eq!(met.load(Ordering::SeqCst), 1, "connections");
 }
 
 #[test]
 fn a_server_without_tls_is_refused_at_once() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let (port, listener) = listening();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
         }
     });
     let error = opened(&format!("https://127.0.0.1:{port}/a.bin")).unwrap_err();
-    let said = error.to_string();
-    assert_eq!(error.kind(), ErrorKind::Config, "{said}");
-    assert!(
-        said.contains("InvalidContentType; check the URL") && said.contains("/a.bin"),
-        "{said}"
-    );
+    let words = ["InvalidContentType; check the URL", "/a.bin"];
+    assert_error(&error, ErrorKind::Config, &words);
 }
 
 #[test]
@@ -180,45 +143,41 @@ fn no_message_and_no_report_shows_a_credential() {
     let url = server.try_s3("", &keys).unwrap() + "/a.bin";
     let away = Fault::Redirect(format!("{}?X-Amz-Signature={SECRET}", server.http("a.bin")));
     for fault in [
-        Fault::Status(400, None, "AuthorizationHeaderMalformed"),
-        Fault::Status(403, None, "SignatureDoesNotMatch"),
-        Fault::Status(403, None, "ExpiredToken"),
-        Fault::Status(404, None, "NoSuchKey"),
-        Fault::Status(409, None, SECRET),
-        Fault::Status(500, None, "InternalError"),
+        status(400, "AuthorizationHeaderMalformed"),
+        status(403, "SignatureDoesNotMatch"),
+        status(403, "ExpiredToken"),
+        status(404, "NoSuchKey"),
+        status(409, SECRET),
+        status(500, "InternalError"),
         Fault::Close,
         Fault::OtherRange,
         away,
     ] {
         let builder = Loader::builder(opened(&url).unwrap()).batch_size(4);
-        let loader = builder
-            .tuning(|t| t.stall_deadline(Duration::from_secs(12)))
-            .build()
-            .unwrap();
+        let long = Duration::from_secs(12);
+        let loader = build(builder.tuning(|t| t.stall_deadline(long)));
         let one = fault.clone();
         server.script(move |request| is_read(request).then(|| one.clone()));
         let error = Got::try_epoch(&loader, 0).expect_err(&format!("{fault:?}"));
+        told(&error);
         let report = loader.report();
         let snapshot = loader.snapshot();
         let exported = prometheus(&[(Names::new("train", 0), &snapshot)]);
-        let said = format!(
-            "{} {report} {report:?} {snapshot:?} {exported} {:?}",
-            told(&error),
-            loader.ledger()
-        );
+        let ledger = loader.ledger();
+        let said = format!("{report} {report:?} {snapshot:?} {exported} {ledger:?}");
         assert!(!said.contains(SECRET), "{fault:?}: {said}");
+        let site = error.site();
         assert!(
-            error.site().path.is_some() && error.site().len.is_some(),
+            site.path.is_some() && site.len.is_some(),
             "{fault:?}: {error}"
         );
         server.script(|_| None);
     }
     // Listings and looks are questions with a query.
-    for fault in [Fault::Status(403, None, "AccessDenied"), Fault::Close] {
+    for fault in [status(403, "AccessDenied"), Fault::Close] {
         server.script(move |_| Some(fault.clone()));
         for url in [url.replace("a.bin", "*.bin"), url.replace("a.bin", "b.bin")] {
-            let error = Records::builder(RECORD).open_files(&[url]).unwrap_err();
-            assert!(!told(&error).contains(SECRET), "{}", told(&error));
+            told(&Records::builder(RECORD).open_files(&[url]).unwrap_err());
         }
     }
     server.script(|_| None);

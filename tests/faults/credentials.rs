@@ -1,11 +1,10 @@
 //! Credentials that end in mid-run: they are renewed, or one typed error names their origin. Each
 //! test is a process of its own with an environment of AWS.
 
-use super::remote::{COUNT, RECORD, is_read};
+use super::remote::{COUNT, RECORD, is_read, opened, server, status};
 use crate::common::got::Got;
-use crate::common::server::{Fault, Server};
-use crate::common::{Dir, here, in_child, noise, process, run};
-use feedline::dataset::Records;
+use crate::common::server::Server;
+use crate::common::{Dir, assert_error, here, in_child, process, run};
 use feedline::{Error, ErrorKind, Loader, Order, Result};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -28,39 +27,28 @@ fn in_home(test: &str, seconds: u32, limit: u32, variables: &[(&str, &str)]) -> 
         return Some(home);
     }
     let dir = Dir::new();
-    let script = dir.write(
-        "command",
-        format!(
-            "cd '{}'; seconds={seconds}; limit={limit}\n{COMMAND}",
-            dir.path("").display()
-        )
-        .as_bytes(),
-    );
-    let line = format!(
-        "credential_process = /bin/sh '{}' do-not-show-me",
-        script.display()
-    );
+    let home = dir.path("");
+    let at = home.display();
+    let script = format!("cd '{at}'; seconds={seconds}; limit={limit}\n{COMMAND}");
+    let script = dir.write("command", script.as_bytes());
+    let script = script.display();
+    let line = format!("credential_process = /bin/sh '{script}' do-not-show-me");
     let config = dir.write("config", format!("[profile train]\n{line}\n").as_bytes());
-    let mut command = process(test, dir.path(""));
+    let mut command = process(test, &home);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
         command.env_remove(name);
     }
-    command
-        .env("AWS_CONFIG_FILE", config)
-        .env("AWS_SHARED_CREDENTIALS_FILE", dir.path("none"))
-        .env("AWS_PROFILE", "train");
-    command
-        .envs(variables.iter().copied())
-        .env("HOME", dir.path(""));
+    command.env("AWS_CONFIG_FILE", config);
+    command.env("AWS_SHARED_CREDENTIALS_FILE", dir.path("none"));
+    command.env("AWS_PROFILE", "train");
+    command.envs(variables.iter().copied()).env("HOME", &home);
     run(command);
     None
 }
 
 fn runs(home: &Path) -> usize {
-    std::fs::read_to_string(home.join("runs"))
-        .unwrap_or_default()
-        .lines()
-        .count()
+    let text = std::fs::read_to_string(home.join("runs"));
+    text.unwrap_or_default().lines().count()
 }
 
 struct Run {
@@ -70,22 +58,14 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let run = Self {
-            server: Server::new(),
-            bytes: noise(RECORD * COUNT, 9),
-        };
-        run.server.put("bucket/a.bin", run.bytes.clone());
-        run
+        let (server, bytes) = server();
+        Self { server, bytes }
     }
 
     fn loader(&self, name: &str, options: &[(&str, &str)]) -> Result<Loader> {
-        let records =
-            Records::builder(RECORD).open(self.server.try_s3(name, options)? + "/a.bin")?;
-        Loader::builder(records)
-            .order(Order::shuffled(5))
-            .batch_size(4)
-            .tuning(|t| t.depth(4))
-            .build()
+        let records = opened(&(self.server.try_s3(name, options)? + "/a.bin"))?;
+        let builder = Loader::builder(records).order(Order::shuffled(5));
+        builder.batch_size(4).tuning(|t| t.depth(4)).build()
     }
 
     fn epoch(&self, loader: &Loader) -> Result<()> {
@@ -101,30 +81,18 @@ impl Run {
 
     /// The keys of requests since the last look.
     fn keys(&self) -> Vec<String> {
-        let mut keys: Vec<_> = self
-            .server
-            .take_log()
-            .into_iter()
-            .filter_map(|request| request.key)
-            .collect();
+        let log = self.server.take_log().into_iter();
+        let mut keys: Vec<_> = log.filter_map(|request| request.key).collect();
         keys.dedup();
         keys
     }
 }
 
 fn names_the_command(error: &Error) {
+    let words = "credential_process \"/bin/sh\" of profile \"train\" ended with exit status: 7";
+    assert_error(error, ErrorKind::Permission, &[words, "a.bin"]);
     let said = format!("{error} {error:?}");
-    assert_eq!(error.kind(), ErrorKind::Permission, "{said}");
-    assert!(
-        said.contains(
-            "credential_process \"/bin/sh\" of profile \"train\" ended with exit status: 7"
-        ),
-        "{said}"
-    );
-    assert!(
-        said.contains("a.bin") && !said.contains("do-not-show-me"),
-        "{said}"
-    );
+    assert!(!said.contains("do-not-show-me"), "{said}");
 }
 
 #[test]
@@ -137,17 +105,11 @@ fn credentials_that_the_store_calls_expired_are_renewed_once() {
     run.epoch(&loader).unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["KEY-0".to_string()], 1));
     run.server.script(|request| {
-        (request.key.as_deref() == Some("KEY-0")).then_some(Fault::Status(
-            403,
-            None,
-            "ExpiredToken",
-        ))
+        (request.key.as_deref() == Some("KEY-0")).then(|| status(403, "ExpiredToken"))
     });
     run.epoch(&loader).unwrap();
-    assert_eq!(
-        (run.keys().last().unwrap().as_str(), runs(&home)),
-        ("KEY-1", 2)
-    );
+    assert_eq!(run.keys().last().unwrap(), "KEY-1");
+    assert_eq!(runs(&home), 2);
 }
 
 #[test]
@@ -158,14 +120,10 @@ fn credentials_that_stay_refused_are_one_error_after_one_renewal() {
     let run = Run::new();
     let loader = run.loader("", &[]).unwrap();
     run.server
-        .script(|request| is_read(request).then_some(Fault::Status(403, None, "ExpiredToken")));
+        .script(|request| is_read(request).then(|| status(403, "ExpiredToken")));
     let error = run.epoch(&loader).unwrap_err();
-    let said = error.to_string();
-    assert_eq!(error.kind(), ErrorKind::Permission, "{said}");
-    assert!(
-        said.contains("403 (request id REQ-1) ExpiredToken; check the credentials"),
-        "{said}"
-    );
+    let words = "403 (request id REQ-1) ExpiredToken; check the credentials";
+    assert_error(&error, ErrorKind::Permission, &[words]);
     // One for the requests in flight, and one for each that began with the renewed ones.
     assert!((2..=1 + 4).contains(&runs(&home)), "{} runs", runs(&home));
 }
@@ -186,11 +144,8 @@ fn a_command_that_fails_is_an_error_once_the_old_credentials_end() {
         std::thread::sleep(Duration::from_millis(50));
     };
     // Times of the command are whole seconds.
-    assert!(
-        started.elapsed() > Duration::from_secs(3),
-        "{:?}",
-        started.elapsed()
-    );
+    let took = started.elapsed();
+    assert!(took > Duration::from_secs(3), "{took:?}");
     names_the_command(&error);
     assert!(runs(&home) >= 2);
 }
@@ -215,14 +170,11 @@ fn keys_of_the_environment_go_before_a_profile_that_no_option_names() {
     let run = Run::new();
     run.epoch(&run.loader("", &[]).unwrap()).unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["ENV".to_string()], 0));
-    run.epoch(&run.loader("-2", &[("profile", "train")]).unwrap())
-        .unwrap();
+    let loader = run.loader("-2", &[("profile", "train")]).unwrap();
+    run.epoch(&loader).unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["KEY-0".to_string()], 1));
     let error = run.loader("-3", &[("profile", "absent")]).err().unwrap();
-    assert!(
-        error.kind() == ErrorKind::Config && error.to_string().contains("no profile \"absent\""),
-        "{error}"
-    );
+    assert_error(&error, ErrorKind::Config, &["no profile \"absent\""]);
 }
 
 #[test]
@@ -234,48 +186,38 @@ fn credentials_of_a_container_are_renewed_too() {
     let json = |key: &str| {
         let secret =
             r#""SecretAccessKey":"s","Token":"do-not-show-me","Expiration":"2199-01-01T00:00:00Z""#;
-        run.server.put(
-            "bucket/pod",
-            format!("{{\"AccessKeyId\":\"{key}\",{secret}}}").into_bytes(),
-        );
+        let text = format!("{{\"AccessKeyId\":\"{key}\",{secret}}}");
+        run.server.put("bucket/pod", text.into_bytes());
     };
     json("POD-1");
     std::fs::write(home.join("token"), "do-not-show-me").unwrap();
     let uri = format!("{}/bucket/pod", run.server.endpoint());
     let token = home.join("token");
+    let token = token.to_str().unwrap();
     let options = [
         ("container_credentials_full_uri", uri.as_str()),
-        (
-            "container_authorization_token_file",
-            token.to_str().unwrap(),
-        ),
+        ("container_authorization_token_file", token),
     ];
     let loader = run.loader("", &options).unwrap();
     run.epoch(&loader).unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["POD-1".to_string()], 0));
     json("POD-2");
     run.server.script(|request| {
-        (request.key.as_deref() == Some("POD-1")).then_some(Fault::Status(
-            403,
-            None,
-            "ExpiredToken",
-        ))
+        (request.key.as_deref() == Some("POD-1")).then(|| status(403, "ExpiredToken"))
     });
     run.epoch(&loader).unwrap();
     assert_eq!(run.keys().last().unwrap(), "POD-2");
     // The server of credentials fails.
     run.server.script(|request| match request.path.as_str() {
-        "/bucket/pod" => Some(Fault::Status(403, None, "do-not-show-me")),
-        _ => Some(Fault::Status(403, None, "ExpiredToken")),
+        "/bucket/pod" => Some(status(403, "do-not-show-me")),
+        _ => Some(status(403, "ExpiredToken")),
     });
     let error = run.epoch(&loader).unwrap_err();
+    assert_error(
+        &error,
+        ErrorKind::Permission,
+        &["no credentials found", "403"],
+    );
     let said = format!("{error} {error:?}");
-    assert!(
-        error.kind() == ErrorKind::Permission && said.contains("no credentials found"),
-        "{said}"
-    );
-    assert!(
-        said.contains("403") && !said.contains("do-not-show-me"),
-        "{said}"
-    );
+    assert!(!said.contains("do-not-show-me"), "{said}");
 }

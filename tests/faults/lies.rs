@@ -11,6 +11,7 @@
 
 use crate::common::got::Got;
 use crate::common::lie::Lie;
+use crate::common::numeric::fixture;
 use crate::common::server::{Fault, Request, Server};
 use crate::common::{Dir, noise};
 use feedline::dataset::{Dataset, DatasetExt, Records, Tar};
@@ -18,7 +19,6 @@ use feedline::storage::{Cache, Mode};
 use feedline::tensor::{DType, Field};
 use feedline::{Loader, Order, Result};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Barrier};
@@ -82,15 +82,13 @@ impl Cell {
             _ => Often::Always,
         };
         let kept = [Kept::Nowhere, Kept::Cold, Kept::Warm, Kept::Shared][pick(4) as usize];
-        let works = [
-            Work::Samples,
-            Work::Samples,
-            Work::Index,
-            Work::Listing,
-            Work::Warming,
-            Work::Checksums,
-        ];
-        let work = works[pick(6) as usize];
+        let work = match pick(6) {
+            0 | 1 => Work::Samples,
+            2 => Work::Index,
+            3 => Work::Listing,
+            4 => Work::Warming,
+            _ => Work::Checksums,
+        };
         let shuffled = pick(2) == 0;
         // The six choices of a lie need more digits than are left.
         let mut digits = number.wrapping_mul(0xd6e8_feb8_6659_fd93) ^ (number << 32);
@@ -122,10 +120,9 @@ impl Cell {
     }
 
     fn order(&self) -> Order {
-        if self.shuffled {
-            Order::shuffled(self.number)
-        } else {
-            Order::sequential()
+        match self.shuffled {
+            true => Order::shuffled(self.number),
+            false => Order::sequential(),
         }
     }
 }
@@ -143,10 +140,7 @@ impl Place {
         let records = noise(RECORD * COUNT, 7);
         server.put("bucket/a.bin", records[..RECORD * COUNT / 2].to_vec());
         server.put("bucket/b.bin", records[RECORD * COUNT / 2..].to_vec());
-        let tar = std::fs::read(
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tar/webdataset.tar"),
-        )
-        .unwrap();
+        let tar = std::fs::read(fixture("tar/webdataset.tar")).unwrap();
         server.put("bucket/t/x.tar", tar.clone());
         Self {
             server,
@@ -157,12 +151,8 @@ impl Place {
 
     /// The URL of an object, in a store whose requests are soon tried again.
     fn url(&self, name: &str) -> String {
-        let options = [
-            ("access_key_id", "key"),
-            ("secret_access_key", "secret"),
-            ("timeout", "0.2"),
-        ];
-        format!("{}/{name}", self.server.try_s3("", &options).unwrap())
+        let bucket = self.server.keyed_s3("", &[("timeout", "0.2")]);
+        format!("{bucket}/{name}")
     }
 
     fn records(&self) -> Result<Records> {
@@ -193,11 +183,8 @@ impl Place {
                 lies();
                 let bin = || Field::up_to("bin", DType::U8, 600);
                 let open = |path: &str| {
-                    Tar::builder()
-                        .index(false)
-                        .raw(bin(), "bin")
-                        .class("cls")
-                        .open(path)
+                    let builder = Tar::builder().index(false).raw(bin(), "bin");
+                    builder.class("cls").open(path)
                 };
                 let tar = open(&name)?;
                 let told = open(dir.write("x.tar", &self.tar).to_str().unwrap())?;
@@ -233,10 +220,8 @@ impl Place {
         cache: Option<&Cache>,
     ) -> Result<bool> {
         let found = rows(dataset, cell.order(), cache)?;
-        Ok(found.len() == COUNT
-            && found
-                .iter()
-                .all(|(id, row)| *row == self.records[*id as usize * RECORD..][..RECORD]))
+        let record = |id: u64| &self.records[id as usize * RECORD..][..RECORD];
+        Ok(found.len() == COUNT && found.iter().all(|(id, row)| row == record(*id)))
     }
 }
 
@@ -247,29 +232,23 @@ fn rows(
     cache: Option<&Cache>,
 ) -> Result<Vec<(u64, Vec<u8>)>> {
     // A ring costs more than all the rest of a cell.
-    let builder = Loader::builder(dataset)
-        .tuning(|t| t.reader(Mode::Pread).slots(3).depth(8))
-        .order(order)
-        .batch_size(5)
-        .workers(1);
-    let builder = builder.tuning(|t| t.stall_deadline(Duration::from_secs(40)));
-    let builder = cache
-        .iter()
-        .fold(builder, |builder, cache| builder.cache((*cache).clone()));
+    let builder = Loader::builder(dataset).order(order).batch_size(5);
+    let builder = builder.tuning(|t| t.reader(Mode::Pread).slots(3).depth(8));
+    let deadline = Duration::from_secs(40);
+    let mut builder = builder.workers(1).tuning(|t| t.stall_deadline(deadline));
+    if let Some(cache) = cache {
+        builder = builder.cache(cache.clone());
+    }
     let loader = builder.build()?;
     let mut rows = Vec::new();
     for got in Got::try_epoch(&loader, 0)? {
         for (row, id) in got.ids.iter().enumerate().take(got.valid) {
-            let of = |bytes: &[u8]| {
-                bytes[row * (bytes.len() / got.len)..][..bytes.len() / got.len].to_vec()
-            };
-            rows.push((
-                *id,
-                got.fields
-                    .iter()
-                    .flat_map(|field| of(&field.bytes))
-                    .collect(),
-            ));
+            let mut bytes = Vec::new();
+            for field in &got.fields {
+                let each = field.bytes.len() / got.len;
+                bytes.extend_from_slice(&field.bytes[row * each..][..each]);
+            }
+            rows.push((*id, bytes));
         }
     }
     Ok(rows)
@@ -292,10 +271,8 @@ fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
         (cell.kept != Kept::Nowhere).then(|| Cache::at(dir.path("cache")).block_bytes(BLOCK));
     place.server.script(|_| None);
     if let (Kept::Warm, Some(cache)) = (cell.kept, &cache) {
-        while honest(|| cache.warm(place.records()?.sources(), |_| ControlFlow::Continue(())))
-            .missing()
-            > 0
-        {}
+        let warm = || cache.warm(place.records()?.sources(), |_| ControlFlow::Continue(()));
+        while honest(warm).missing() > 0 {}
     }
     let judge = |done: Result<bool>| match done {
         Ok(true) => Ok(()),
@@ -306,11 +283,10 @@ fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
     let together = Barrier::new(4);
     let done = match cell.kept {
         Kept::Shared if cell.work == Work::Samples => std::thread::scope(|scope| {
-            let all: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| place.work(cell, cache.as_ref(), dir, &together)))
-                .collect();
-            all.into_iter()
-                .try_for_each(|one| judge(one.join().map_err(|_| "a panic")?))
+            let work = || place.work(cell, cache.as_ref(), dir, &together);
+            let all: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+            let mut ends = all.into_iter().map(|one| one.join().map_err(|_| "a panic"));
+            ends.try_for_each(|end| judge(end?))
         }),
         _ => judge(place.work(cell, cache.as_ref(), dir, &Barrier::new(1))),
     };
@@ -360,18 +336,15 @@ fn worker(next: &'static AtomicU64, end: u64) -> (Vec<String>, Duration) {
 }
 
 fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| {
-        text.parse().unwrap_or_else(|_| panic!("{name}={text}"))
-    })
+    let text = std::env::var(name);
+    text.map_or(default, |text| text.parse().expect(name))
 }
 
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .unwrap();
-    line.trim().trim_end_matches(" kB").trim().parse().unwrap()
+    let mut lines = status.lines();
+    let peak = lines.find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches(" kB").trim().parse().unwrap()
 }
 
 #[test]
@@ -380,9 +353,8 @@ fn a_server_that_lies_gives_right_bytes_or_an_error_that_names_the_object() {
     let from = number("FEEDLINE_LIES_FROM", 0);
     let count = number("FEEDLINE_LIES", 400);
     NEXT.store(from, Ordering::Relaxed);
-    let workers: Vec<_> = (0..8)
-        .map(|_| std::thread::spawn(move || worker(&NEXT, from + count)))
-        .collect();
+    let worker = move || worker(&NEXT, from + count);
+    let workers: Vec<_> = (0..8).map(|_| std::thread::spawn(worker)).collect();
     let mut wrong = Vec::new();
     let mut longest = Duration::ZERO;
     for worker in workers {
@@ -390,16 +362,9 @@ fn a_server_that_lies_gives_right_bytes_or_an_error_that_names_the_object() {
         wrong.extend(more);
         longest = longest.max(time);
     }
-    println!(
-        "{count} cells, the longest took {longest:?}, peak {} MiB",
-        peak_kib() >> 10
-    );
-    assert!(
-        wrong.is_empty(),
-        "{} of {count} cells:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    let peak = peak_kib();
+    println!("{count} cells, the longest took {longest:?}, peak {peak} KiB");
+    assert!(wrong.is_empty(), "of {count} cells: {wrong:#?}");
     // Eight cells of some MiB each and the test itself; an answer of 256 MiB is not kept.
-    assert!(peak_kib() < 400 << 10, "{} KiB", peak_kib());
+    assert!(peak < 400 << 10, "{peak} KiB");
 }

@@ -3,7 +3,7 @@
 
 use crate::common::got::Got;
 use crate::common::server::{Fault, Request, Server};
-use crate::common::{Dir, noise, sweep};
+use crate::common::{Dir, assert_error, build, noise, sweep};
 use feedline::dataset::Records;
 use feedline::storage::Cache;
 use feedline::{ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
@@ -13,6 +13,11 @@ use std::time::{Duration, Instant};
 
 pub(super) const RECORD: usize = 50;
 pub(super) const COUNT: usize = 24;
+const SUBSTITUTE: OnBadSample = OnBadSample::Substitute { budget: 100 };
+
+pub(super) fn opened(url: &str) -> Result<Records> {
+    Records::builder(RECORD).open(url)
+}
 
 pub(super) fn server() -> (Server, Vec<u8>) {
     let server = Server::new();
@@ -36,12 +41,8 @@ pub(super) fn epoch(loader: &Loader, bytes: &[u8]) -> Result<usize> {
     let mut seen = vec![0; COUNT];
     let mut substitutes = 0;
     for batch in Got::try_epoch(loader, 0)? {
-        for (row, record) in batch.fields[0]
-            .bytes
-            .chunks(RECORD)
-            .enumerate()
-            .take(batch.valid)
-        {
+        let records = batch.fields[0].bytes.chunks(RECORD);
+        for (row, record) in records.enumerate().take(batch.valid) {
             let id = batch.ids[row] as usize;
             assert_eq!(record, &bytes[id * RECORD..][..RECORD], "sample {id}");
             seen[id] += 1;
@@ -49,15 +50,18 @@ pub(super) fn epoch(loader: &Loader, bytes: &[u8]) -> Result<usize> {
         }
     }
     assert_eq!(seen.iter().sum::<usize>(), COUNT);
-    assert!(
-        substitutes > 0 || seen.iter().all(|times| *times == 1),
-        "{seen:?}"
-    );
+    let once = seen.iter().all(|times| *times == 1);
+    assert!(substitutes > 0 || once, "{seen:?}");
     Ok(substitutes)
 }
 
 pub(super) fn is_read(request: &Request) -> bool {
     request.method == "GET" && request.range.is_some()
+}
+
+/// An answer with this status and the store's own code.
+pub(super) fn status(status: u16, code: &'static str) -> Fault {
+    Fault::Status(status, None, code)
 }
 
 /// Gives the fault to the read with this number, counted from 0.
@@ -77,14 +81,14 @@ fn passing() -> Vec<Fault> {
         Fault::Announced,
         Fault::OtherRange,
         Fault::Trickle,
-        Fault::Status(408, None, ""),
-        Fault::Status(429, None, "SlowDown"),
-        Fault::Status(500, None, "InternalError"),
-        Fault::Status(502, None, ""),
+        status(408, ""),
+        status(429, "SlowDown"),
+        status(500, "InternalError"),
+        status(502, ""),
         Fault::Status(503, Some(0), "SlowDown"),
-        Fault::Status(503, None, "SlowDown"),
-        Fault::Status(403, None, "ExpiredToken"),
-        Fault::Status(400, None, "ExpiredToken"),
+        status(503, "SlowDown"),
+        status(403, "ExpiredToken"),
+        status(400, "ExpiredToken"),
     ];
     faults.extend([0, 1, RECORD - 1].map(Fault::Stall));
     faults
@@ -112,48 +116,35 @@ fn a_report_counts_requests_repeats_and_throttling() {
     let (server, bytes) = server();
     let loader = loader(&server).build().unwrap();
     server.take_log();
-    server.script(once(Fault::Status(503, None, "SlowDown"), 1));
+    server.script(once(status(503, "SlowDown"), 1));
     epoch(&loader, &bytes).unwrap();
-    let requests = server
-        .take_log()
-        .iter()
-        .filter(|request| is_read(request))
-        .count() as u64;
+    let log = server.take_log();
+    let requests = log.iter().filter(|request| is_read(request)).count() as u64;
     let network = loader.report().total.storage.network.unwrap();
-    let seen = (
+    let answers = network.first_byte.count;
+    let seen = [
         network.requests,
         network.throttled,
         network.retries,
-        network.first_byte.count,
-    );
-    assert_eq!(seen, (requests, 1, 1, requests - 1), "{network}");
-    assert!(
-        network.bytes >= bytes.len() as u64 && network.in_flight_ns > 0,
-        "{network}"
-    );
+        answers,
+    ];
+    assert_eq!(seen, [requests, 1, 1, requests - 1], "{network}");
+    assert!(network.bytes >= bytes.len() as u64, "{network}");
+    assert!(network.in_flight_ns > 0, "{network}");
     let text = loader.report().to_string();
+    let line = format!("network   {requests} requests");
     assert!(
-        text.contains(&format!("network   {requests} requests")) && text.contains("1 throttled"),
+        text.contains(&line) && text.contains("1 throttled"),
         "{text}"
     );
-    assert!(
-        loader
-            .snapshot()
-            .storage
-            .network
-            .is_some_and(|steady| steady.requests <= requests)
-    );
+    let steady = loader.snapshot().storage.network.unwrap();
+    assert!(steady.requests <= requests, "{steady}");
 }
 
 #[test]
 fn a_fault_while_a_cache_fills_is_recovered_or_one_typed_error() {
     let (server, bytes) = server();
-    let cached = |dir: &Dir| {
-        loader(&server)
-            .cache(Cache::at(dir.path("cache")))
-            .build()
-            .unwrap()
-    };
+    let cached = |dir: &Dir| build(loader(&server).cache(Cache::at(dir.path("cache"))));
     for fault in passing() {
         let dir = Dir::new();
         let said = format!("{fault:?}");
@@ -162,15 +153,9 @@ fn a_fault_while_a_cache_fills_is_recovered_or_one_typed_error() {
         epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{said}: {error}"));
     }
     for (fault, kinds) in [
-        (
-            Fault::Status(404, None, "NoSuchKey"),
-            [ErrorKind::NotFound; 2],
-        ),
-        (Fault::Status(412, None, ""), [ErrorKind::Changed; 2]),
-        (
-            Fault::Status(403, None, "AccessDenied"),
-            [ErrorKind::Permission; 2],
-        ),
+        (status(404, "NoSuchKey"), [ErrorKind::NotFound; 2]),
+        (status(412, ""), [ErrorKind::Changed; 2]),
+        (status(403, "AccessDenied"), [ErrorKind::Permission; 2]),
         (Fault::OtherVersion, [ErrorKind::Changed; 2]),
         // Stalled, if the machine is too busy for all tries.
         (Fault::Close, [ErrorKind::Io, ErrorKind::Stalled]),
@@ -180,10 +165,8 @@ fn a_fault_while_a_cache_fills_is_recovered_or_one_typed_error() {
         let one = fault.clone();
         server.script(move |request| is_read(request).then(|| one.clone()));
         let error = epoch(&loader, &bytes).expect_err(&format!("{fault:?}"));
-        assert!(
-            kinds.contains(&error.kind()) && error.to_string().contains("a.bin"),
-            "{fault:?}: {error}"
-        );
+        assert!(kinds.contains(&error.kind()), "{fault:?}: {error}");
+        assert!(error.to_string().contains("a.bin"), "{fault:?}: {error}");
         server.script(|_| None);
         epoch(&loader, &bytes).unwrap();
     }
@@ -205,109 +188,64 @@ fn a_body_cut_after_any_byte_is_continued() {
             let loader = loader(&server).build().unwrap();
             server.script(once(kind(at), 1));
             epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{:?}: {error}", kind(at)));
-            assert!(
-                loader.report().total.storage.counts.retries > 0,
-                "{:?}",
-                kind(at)
-            );
+            let retries = loader.report().total.storage.counts.retries;
+            assert!(retries > 0, "{:?}", kind(at));
         }
     }
 }
 
 #[test]
 fn a_fault_that_stays_is_one_error_that_names_the_object() {
+    use ErrorKind::{Changed, Config, Io, NotFound, Permission, Stalled};
     let (server, bytes) = server();
+    let coded = Fault::With("content-encoding: gzip");
+    let skewed = status(403, "RequestTimeTooSkewed");
+    let ahead = "minutes ahead of the store's; set the clock";
+    let replaced = "replaced since it was listed; or its servers disagree";
+    // The words of a status also have its request id and code.
     for (fault, kind, words) in [
-        (Fault::Close, ErrorKind::Io, "tried "),
-        (Fault::Cut(0), ErrorKind::Io, "the body was cut"),
-        (
-            Fault::Short(0),
-            ErrorKind::Io,
-            "announced 0 bytes for a range",
-        ),
-        (Fault::OtherRange, ErrorKind::Io, "Requested"),
-        (Fault::Stall(0), ErrorKind::Stalled, "no byte for 333"),
-        (Fault::Whole, ErrorKind::Io, "200"),
-        (Fault::OkOtherRange, ErrorKind::Io, "Requested"),
+        (Fault::Close, Io, "tried "),
+        (Fault::Cut(0), Io, "the body was cut"),
+        (Fault::Short(0), Io, "announced 0 bytes for a range"),
+        (Fault::OtherRange, Io, "Requested"),
+        (Fault::Stall(0), Stalled, "no byte for 333"),
+        (Fault::Whole, Io, "200"),
+        (Fault::OkOtherRange, Io, "Requested"),
         // A look still finds the version that was listed.
+        (Fault::OtherVersion, Changed, "its servers disagree"),
         (
-            Fault::OtherVersion,
-            ErrorKind::Changed,
-            "its servers disagree",
-        ),
-        (
-            Fault::Status(301, None, "PermanentRedirect"),
-            ErrorKind::Config,
+            status(301, "PermanentRedirect"),
+            Config,
             "check region and endpoint",
         ),
-        (
-            Fault::Status(403, None, "AccessDenied"),
-            ErrorKind::Permission,
-            "403 (request id REQ-1) AccessDenied",
-        ),
-        (
-            Fault::Status(404, None, "NoSuchKey"),
-            ErrorKind::NotFound,
-            "404 (request id REQ-1) NoSuchKey",
-        ),
-        (
-            Fault::Status(412, None, ""),
-            ErrorKind::Changed,
-            "replaced since it was listed; or its servers disagree",
-        ),
-        (
-            Fault::Status(403, None, "RequestTimeTooSkewed"),
-            ErrorKind::Permission,
-            "set the clock",
-        ),
-        (
-            Fault::Skewed,
-            ErrorKind::Permission,
-            "minutes ahead of the store's; set the clock",
-        ),
-        (
-            Fault::With("content-encoding: gzip"),
-            ErrorKind::Io,
-            "store it without `Content-Encoding`",
-        ),
-        (
-            Fault::Status(416, None, ""),
-            ErrorKind::Changed,
-            "shorter than when it was listed",
-        ),
-        (
-            Fault::Status(503, None, "SlowDown"),
-            ErrorKind::Io,
-            "503 (request id REQ-1) SlowDown",
-        ),
+        (status(403, "AccessDenied"), Permission, ""),
+        (status(404, "NoSuchKey"), NotFound, ""),
+        (status(412, ""), Changed, replaced),
+        (skewed, Permission, "set the clock"),
+        (Fault::Skewed, Permission, ahead),
+        (coded, Io, "store it without `Content-Encoding`"),
+        (status(416, ""), Changed, "shorter than when it was listed"),
+        (status(503, "SlowDown"), Io, ""),
     ] {
         let loader = loader(&server).build().unwrap();
         let one = fault.clone();
         server.script(move |request| is_read(request).then(|| one.clone()));
         let started = Instant::now();
         let error = epoch(&loader, &bytes).expect_err(&format!("{fault:?}"));
-        let said = error.to_string();
-        assert!(
-            error.kind() == kind && said.contains(words),
-            "{fault:?}: {said}"
-        );
-        assert!(
-            said.contains("s3://bucket-") && said.contains("a.bin"),
-            "{said}"
-        );
-        assert!(
-            error.site().sample.is_some() && error.site().offset.is_some(),
-            "{said}"
-        );
-        assert!(
-            !said.contains("do-not-show-me") && !format!("{error:?}").contains("do-not-show-me"),
-            "{said}"
-        );
-        assert!(
-            started.elapsed() < Duration::from_secs(60),
-            "{fault:?} took {:?}",
-            started.elapsed()
-        );
+        let took = started.elapsed();
+        let answered = match &fault {
+            Fault::Status(status @ 400.., _, code) => {
+                format!("{status} (request id REQ-1) {code}")
+            }
+            _ => String::new(),
+        };
+        let answered = answered.trim_end();
+        let said = assert_error(&error, kind, &[words, answered, "s3://bucket-", "a.bin"]);
+        let site = error.site();
+        assert!(site.sample.is_some() && site.offset.is_some(), "{said}");
+        let all = format!("{said} {error:?}");
+        assert!(!all.contains("do-not-show-me"), "{all}");
+        assert!(took < Duration::from_secs(60), "{fault:?} took {took:?}");
         // The loader goes on once the store does.
         server.script(|_| None);
         epoch(&loader, &bytes).unwrap();
@@ -317,76 +255,49 @@ fn a_fault_that_stays_is_one_error_that_names_the_object() {
 #[test]
 fn a_store_has_its_own_timeout() {
     let (server, bytes) = server();
-    let keys = [
-        ("access_key_id", "key"),
-        ("secret_access_key", "secret"),
-        ("timeout", "0.25"),
-    ];
-    let records = Records::builder(RECORD)
-        .open(format!("{}/a.bin", server.try_s3("-own", &keys).unwrap()))
-        .unwrap();
-    let loader = Loader::builder(records)
-        .batch_size(4)
-        .tuning(|t| t.depth(4))
-        .build()
-        .unwrap();
+    let url = server.keyed_s3("-own", &[("timeout", "0.25")]) + "/a.bin";
+    let records = Records::builder(RECORD).open(url).unwrap();
+    let builder = Loader::builder(records).batch_size(4);
+    let loader = build(builder.tuning(|t| t.depth(4)));
     server.script(|request| is_read(request).then_some(Fault::Stall(0)));
     let error = epoch(&loader, &bytes).unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Stalled && error.to_string().contains("no byte for 250ms"),
-        "{error}"
-    );
+    assert_error(&error, ErrorKind::Stalled, &["no byte for 250ms"]);
     let error = server.try_s3("-own", &[("timeout", "0")]).unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Config && error.to_string().contains("timeout must be seconds"),
-        "{error}"
-    );
+    assert_error(&error, ErrorKind::Config, &["timeout must be seconds"]);
 }
 
 #[test]
 fn a_fault_in_mid_run_follows_the_batches_before_it() {
     let (server, bytes) = server();
     for (fault, kind) in [
-        (Fault::Status(404, None, "NoSuchKey"), ErrorKind::NotFound),
-        (Fault::Status(412, None, ""), ErrorKind::Changed),
+        (status(404, "NoSuchKey"), ErrorKind::NotFound),
+        (status(412, ""), ErrorKind::Changed),
     ] {
-        let loader = loader(&server)
-            .order(Order::sequential())
-            .tuning(|t| t.slots(1))
-            .build()
-            .unwrap();
+        let builder = loader(&server).order(Order::sequential());
+        let loader = build(builder.tuning(|t| t.slots(1)));
         // With one slot, the reads of the second batch follow the delivery of the first.
-        let first = AtomicBool::new(true);
-        let first = Arc::new(first);
+        let first = Arc::new(AtomicBool::new(true));
         let is_first = first.clone();
-        let one = fault.clone();
         server.script(move |request| {
-            (is_read(request) && !is_first.load(Ordering::SeqCst)).then(|| one.clone())
+            (is_read(request) && !is_first.load(Ordering::SeqCst)).then(|| fault.clone())
         });
         let mut batches = loader.epoch(0).unwrap();
         let batch = batches.next().unwrap().unwrap();
-        assert_eq!(
-            Got::of(&batch).unwrap().fields[0].bytes,
-            bytes[..4 * RECORD]
-        );
+        let got = Got::of(&batch).unwrap();
+        assert_eq!(got.fields[0].bytes, bytes[..4 * RECORD]);
         first.store(false, Ordering::SeqCst);
         drop(batch);
         let error = batches.find_map(Result::err).unwrap();
-        assert!(
-            error.kind() == kind && error.site().sample == Some(4),
-            "{fault:?}: {error}"
-        );
-        assert!(error.to_string().contains("request id REQ-1"), "{error}");
+        assert_error(&error, kind, &["request id REQ-1"]);
+        assert_eq!(error.site().sample, Some(4), "{error}");
     }
 }
 
 #[test]
 fn a_whole_object_is_used_where_the_range_is_the_object() {
     let (server, bytes) = server();
-    let records = Records::builder(RECORD * COUNT)
-        .open(server.s3("a.bin"))
-        .unwrap();
-    let loader = Loader::builder(records).batch_size(1).build().unwrap();
+    let records = Records::builder(RECORD * COUNT).open(server.s3("a.bin"));
+    let loader = build(Loader::builder(records.unwrap()).batch_size(1));
     server.script(|request| is_read(request).then_some(Fault::Whole));
     assert_eq!(Got::epoch(&loader, 0)[0].fields[0].bytes, bytes);
     assert_eq!(loader.report().total.storage.counts.retries, 0);
@@ -404,12 +315,7 @@ fn an_answer_200_that_names_the_range_is_used() {
 #[test]
 fn servers_with_other_versions_are_named_and_never_substituted() {
     let (server, bytes) = server();
-    let keys = [
-        ("access_key_id", "key"),
-        ("secret_access_key", "secret"),
-        ("versions_by_time", "true"),
-    ];
-    let by_time = server.try_s3("-by-time", &keys).unwrap() + "/a.bin";
+    let by_time = server.keyed_s3("-by-time", &[("versions_by_time", "true")]) + "/a.bin";
     let mirrors = || {
         let mut asked = [0, 0];
         move |request: &Request| {
@@ -420,33 +326,18 @@ fn servers_with_other_versions_are_named_and_never_substituted() {
     };
     for cached in [false, true] {
         let dir = Dir::new();
-        let with = |builder: LoaderBuilder| {
-            if cached {
-                builder.cache(Cache::at(dir.path("cache")))
-            } else {
-                builder
-            }
+        let with = |builder: LoaderBuilder| match cached {
+            true => build(builder.cache(Cache::at(dir.path("cache")))),
+            false => build(builder),
         };
-        let builder = loader(&server).on_bad_sample(OnBadSample::Substitute { budget: 100 });
-        let loader = with(builder).build().unwrap();
+        let loader = with(loader(&server).on_bad_sample(SUBSTITUTE));
         server.script(mirrors());
         let error = epoch(&loader, &bytes).unwrap_err();
-        let said = error.to_string();
-        assert!(
-            error.kind() == ErrorKind::Changed
-                && said.contains("disagree")
-                && said.contains("a.bin"),
-            "{said}"
-        );
+        assert_error(&error, ErrorKind::Changed, &["disagree", "a.bin"]);
         assert_eq!(loader.ledger().substituted, 0);
         let records = Records::builder(RECORD).open(&by_time).unwrap();
-        epoch(
-            &with(Loader::builder(records).batch_size(4))
-                .build()
-                .unwrap(),
-            &bytes,
-        )
-        .unwrap();
+        let loader = with(Loader::builder(records).batch_size(4));
+        epoch(&loader, &bytes).unwrap();
         server.script(|_| None);
     }
 }
@@ -458,42 +349,32 @@ fn an_answer_that_is_no_object_is_refused_and_never_kept() {
     elsewhere.put("bucket/a.bin", bytes.clone());
     let url = server.http("a.bin");
     let away = Fault::Redirect(elsewhere.http("a.bin"));
-    for (header, words, moved) in [
+    for (header, words) in [
         (
             "content-type: text/html; charset=utf-8",
             "a page of the type text/html",
-            false,
         ),
         (
             "Content-Type: application/xhtml+xml",
             "a page of the type application/xhtml+xml",
-            false,
         ),
         (
             "content-type: application/json",
             "a page of the type application/json",
-            false,
         ),
-        ("content-encoding: br", "the content coding br", false),
+        ("content-encoding: br", "the content coding br"),
         (
             "x-goog-stored-content-encoding: gzip",
             "the content coding gzip",
-            false,
         ),
-        (
-            "content-type: text/plain",
-            "after a redirect to 127.0.0.1",
-            true,
-        ),
+        ("content-type: text/plain", "after a redirect to 127.0.0.1"),
     ] {
         let fault = move |_: &Request| Some(Fault::With(header));
-        let open = || Records::builder(RECORD).open(&url);
         let cache = Dir::new();
-        let loader = Loader::builder(open().unwrap())
-            .batch_size(4)
-            .cache(Cache::at(cache.path("cache")));
-        let loader = loader.tuning(|t| t.depth(4)).build().unwrap();
-        match moved {
+        let builder = Loader::builder(opened(&url).unwrap()).batch_size(4);
+        let builder = builder.cache(Cache::at(cache.path("cache")));
+        let loader = build(builder.tuning(|t| t.depth(4)));
+        match words.starts_with("after a redirect") {
             false => server.script(fault),
             true => {
                 elsewhere.script(fault);
@@ -503,48 +384,28 @@ fn an_answer_that_is_no_object_is_refused_and_never_kept() {
         }
         let error = epoch(&loader, &bytes).unwrap_err();
         let before = server.requests();
-        let said = error.to_string();
-        assert!(
-            error.kind() == ErrorKind::Io && said.contains(words) && said.contains("a.bin"),
-            "{header}: {said}"
-        );
+        let said = assert_error(&error, ErrorKind::Io, &[words, "a.bin"]);
         assert!(!said.contains("tried"), "the answer cannot change: {said}");
         server.script(|_| None);
         epoch(&loader, &bytes).unwrap();
-        assert!(
-            server.requests() > before,
-            "{header}: nothing of it was kept"
-        );
+        let asked = server.requests();
+        assert!(asked > before, "{header}: something of it was kept");
     }
     // A host that answers with the object is another place of it.
     elsewhere.script(|_| Some(Fault::With("content-type: application/octet-stream")));
     server.script(move |_| Some(away.clone()));
-    let records = Records::builder(RECORD).open(&url).unwrap();
-    epoch(
-        &Loader::builder(records).batch_size(4).build().unwrap(),
-        &bytes,
-    )
-    .unwrap();
+    let loader = build(Loader::builder(opened(&url).unwrap()).batch_size(4));
+    epoch(&loader, &bytes).unwrap();
     // The type of a bucket's object is what its writer said.
     server.script(|_| Some(Fault::With("content-type: text/html")));
-    epoch(&loader(&server).build().unwrap(), &bytes).unwrap();
+    epoch(&build(self::loader(&server)), &bytes).unwrap();
     // Nor is a page taken when an object is looked at for the first time.
     server.put("bucket/new.bin", bytes.clone());
-    let error = Records::builder(RECORD)
-        .open(server.http("new.bin"))
-        .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("a page of the type text/html; check the URL"),
-        "{error}"
-    );
+    let said = opened(&server.http("new.bin")).unwrap_err().to_string();
+    let words = "a page of the type text/html; check the URL";
+    assert!(said.contains(words), "{said}");
     server.put("bucket/new.html", bytes.clone());
-    assert!(
-        Records::builder(RECORD)
-            .open(server.http("new.html"))
-            .is_ok()
-    );
+    assert!(opened(&server.http("new.html")).is_ok());
 }
 
 #[test]
@@ -554,17 +415,11 @@ fn an_object_that_is_gone_is_substituted_by_policy() {
     let half = RECORD * COUNT / 2;
     server.put("bucket/a.bin", bytes[..half].to_vec());
     server.put("bucket/b.bin", bytes[half..].to_vec());
-    let records = Records::builder(RECORD)
-        .open_files(&[server.s3("a.bin"), server.s3("b.bin")])
-        .unwrap();
-    let builder = Loader::builder(records)
-        .order(Order::shuffled(5))
-        .batch_size(4)
-        .tuning(|t| t.depth(4));
-    let loader = builder
-        .on_bad_sample(OnBadSample::Substitute { budget: 100 })
-        .build()
-        .unwrap();
+    let urls = [server.s3("a.bin"), server.s3("b.bin")];
+    let records = Records::builder(RECORD).open_files(&urls).unwrap();
+    let builder = Loader::builder(records).order(Order::shuffled(5));
+    let builder = builder.batch_size(4).tuning(|t| t.depth(4));
+    let loader = build(builder.on_bad_sample(SUBSTITUTE));
     server.remove("bucket/b.bin");
     assert_eq!(epoch(&loader, &bytes).unwrap(), COUNT / 2);
     assert_eq!(loader.ledger().samples.len(), COUNT / 2);
@@ -573,25 +428,20 @@ fn an_object_that_is_gone_is_substituted_by_policy() {
 #[test]
 fn a_store_out_of_reach_is_no_samples_fault() {
     let (server, bytes) = server();
-    let builder = loader(&server).on_bad_sample(OnBadSample::Substitute { budget: 100 });
-    let loader = builder.build().unwrap();
+    let loader = build(loader(&server).on_bad_sample(SUBSTITUTE));
     server.script(|request| is_read(request).then_some(Fault::Close));
     let error = epoch(&loader, &bytes).unwrap_err();
     // Stalled, if the machine is too busy for an answer.
-    assert!(
-        matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled),
-        "{error}"
-    );
+    let kinds = [ErrorKind::Io, ErrorKind::Stalled];
+    assert!(kinds.contains(&error.kind()), "{error}");
     assert!(error.to_string().contains("; tried "), "{error}");
 }
 
 #[test]
 fn a_store_that_is_away_for_seconds_is_waited_for() {
     let (server, bytes) = server();
-    let loader = loader(&server)
-        .tuning(|t| t.stall_deadline(Duration::from_secs(120)))
-        .build()
-        .unwrap();
+    let long = Duration::from_secs(120);
+    let loader = build(loader(&server).tuning(|t| t.stall_deadline(long)));
     let back = Instant::now() + Duration::from_millis(3500);
     server
         .script(move |request| (is_read(request) && Instant::now() < back).then_some(Fault::Close));
@@ -607,10 +457,8 @@ fn a_dropped_loader_ends_its_requests() {
 
 /// Drops a loader that waits for a silent server.
 fn ends_at_once(server: &Server, builder: LoaderBuilder) {
-    let loader = builder
-        .tuning(|t| t.stall_deadline(Duration::from_secs(60)))
-        .build()
-        .unwrap();
+    let long = Duration::from_secs(60);
+    let loader = build(builder.tuning(|t| t.stall_deadline(long)));
     server.script(|request| is_read(request).then_some(Fault::Stall(0)));
     let mut batches = loader.epoch(0).unwrap();
     assert!(batches.next_within(Duration::from_millis(50)).is_pending());
@@ -618,9 +466,6 @@ fn ends_at_once(server: &Server, builder: LoaderBuilder) {
     drop(batches);
     drop(loader);
     // Far from the stall deadline, which a request that nobody ends would take.
-    assert!(
-        started.elapsed() < Duration::from_secs(30),
-        "{:?}",
-        started.elapsed()
-    );
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
 }

@@ -5,7 +5,7 @@
 //! 100 faults by default, 400 with `FEEDLINE_SWEEP=ci`, 100,000 with `full`. Each costs 5 to 10 ms
 //! of a CPU in a debug build.
 
-use super::remote::is_read;
+use super::remote::{is_read, status};
 use crate::common::got::Got;
 use crate::common::server::{Fault, Server};
 use crate::common::{Dir, noise, sweep};
@@ -24,10 +24,8 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = self.0.wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 
@@ -48,23 +46,22 @@ impl Random {
             // Silence costs the most time.
             48 => Fault::Stall(at),
             // Throttling leaves fewer requests in flight.
-            49 => Fault::Status(
-                self.pick(&[429, 503]),
-                self.pick(&[None, Some(0)]),
-                "SlowDown",
-            ),
-            50 => Fault::Status(403, None, "ExpiredToken"),
-            _ => Fault::Status(self.pick(&[408, 500, 502, 504]), None, "InternalError"),
+            49 => {
+                let status = self.pick(&[429, 503]);
+                Fault::Status(status, self.pick(&[None, Some(0)]), "SlowDown")
+            }
+            50 => status(403, "ExpiredToken"),
+            _ => status(self.pick(&[408, 500, 502, 504]), "InternalError"),
         }
     }
 
     /// A fault that no other try passes.
     fn lasting(&mut self) -> Fault {
         self.pick(&[
-            Fault::Status(404, None, "NoSuchKey"),
-            Fault::Status(412, None, "PreconditionFailed"),
-            Fault::Status(416, None, "InvalidRange"),
-            Fault::Status(405, None, "MethodNotAllowed"),
+            status(404, "NoSuchKey"),
+            status(412, "PreconditionFailed"),
+            status(416, "InvalidRange"),
+            status(405, "MethodNotAllowed"),
             Fault::Redirect("/bucket/elsewhere".into()),
             Fault::Whole,
             Fault::OtherVersion,
@@ -95,33 +92,23 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
         rest = others;
     }
     // A name of its own has a limit of its own.
-    let keys = [
-        ("access_key_id", "key"),
-        ("secret_access_key", "do-not-show-me"),
-    ];
-    let bucket = server.try_s3(&format!("-{seed}"), &keys).unwrap();
-    let urls: Vec<_> = names
-        .iter()
-        .map(|name| format!("{bucket}/{name}"))
-        .collect();
-    let order = if random.below(4) == 0 {
-        Order::sequential()
-    } else {
-        Order::shuffled(seed)
+    let bucket = server.keyed_s3(&format!("-{seed}"), &[]);
+    let urls = names.iter().map(|name| format!("{bucket}/{name}"));
+    let urls: Vec<_> = urls.collect();
+    let order = match random.below(4) {
+        0 => Order::sequential(),
+        _ => Order::shuffled(seed),
     };
     let builder = Loader::builder(Records::builder(record).open_files(&urls).unwrap()).order(order);
-    let builder = builder
-        .batch_size(1 + random.below(32) as usize)
-        .tuning(|t| t.depth(16 + random.below(200) as u32));
-    let substitutes = random.below(3) == 0;
-    let policy = if substitutes {
-        OnBadSample::Substitute { budget: 1000 }
-    } else {
-        OnBadSample::Fail
+    let builder = builder.batch_size(1 + random.below(32) as usize);
+    let depth = 16 + random.below(200) as u32;
+    let policy = match random.below(3) {
+        0 => OnBadSample::Substitute { budget: 1000 },
+        _ => OnBadSample::Fail,
     };
-    let mut builder = builder
-        .on_bad_sample(policy)
-        .tuning(|t| t.stall_deadline(Duration::from_secs(8)));
+    let deadline = Duration::from_secs(8);
+    let builder = builder.tuning(|t| t.depth(depth).stall_deadline(deadline));
+    let mut builder = builder.on_bad_sample(policy);
     let dir = Dir::new();
     let cached = seed.is_multiple_of(2);
     if cached {
@@ -150,13 +137,11 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
         Err(error) => typed(&error, &what),
     };
     *ends.entry(end).or_default() += 1;
-    *ends
-        .entry(if cached {
-            "with a cache"
-        } else {
-            "without a cache"
-        })
-        .or_default() += 1;
+    let place = match cached {
+        true => "with a cache",
+        false => "without a cache",
+    };
+    *ends.entry(place).or_default() += 1;
     server.script(|_| None);
     // A cache must not have kept a wrong byte, and an error must not have harmed the loader.
     if !cached && end == "whole" {
@@ -165,10 +150,8 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
     let after = checked(&loader, 1, record, &bytes, &what)
         .unwrap_or_else(|error| panic!("{what}, afterwards: {error}"));
     // A substitute stays one: the loader knows the bad samples.
-    assert!(
-        after == 0 || end == "substituted",
-        "{what}: {after} substitutes afterwards"
-    );
+    let known = after == 0 || end == "substituted";
+    assert!(known, "{what}: {after} substitutes afterwards");
 }
 
 /// Compares each delivered sample; gives the number of substitutes.
@@ -178,26 +161,18 @@ fn checked(loader: &Loader, epoch: u64, record: usize, bytes: &[u8], what: &str)
     let mut substitutes = 0;
     for batch in loader.epoch(epoch)? {
         let got = Got::of(&batch?)?;
-        for (row, found) in got.fields[0]
-            .bytes
-            .chunks(record)
-            .enumerate()
-            .take(got.valid)
-        {
+        let records = got.fields[0].bytes.chunks(record);
+        for (row, found) in records.enumerate().take(got.valid) {
             let id = got.ids[row] as usize;
-            assert!(
-                found == &bytes[id * record..][..record],
-                "{what}: bytes of sample {id}"
-            );
+            let right = &bytes[id * record..][..record];
+            assert!(found == right, "{what}: bytes of sample {id}");
             let own = got.status[row] == Status::Real as u8;
             seen[id] += usize::from(own);
             rows += 1;
             substitutes += usize::from(!own);
         }
-        assert!(
-            seen.iter().all(|times| *times <= 1),
-            "{what}: a sample came twice"
-        );
+        let once = seen.iter().all(|times| *times <= 1);
+        assert!(once, "{what}: a sample came twice");
     }
     assert_eq!(rows, seen.len(), "{what}");
     let missing = seen.iter().filter(|times| **times == 0).count();
@@ -207,21 +182,15 @@ fn checked(loader: &Loader, epoch: u64, record: usize, bytes: &[u8], what: &str)
 
 /// The kind of an error that names what failed.
 fn typed(error: &Error, what: &str) -> &'static str {
-    use ErrorKind as K;
+    use ErrorKind::{Changed, Config, Io, NotFound, Permission, Stalled};
     let said = error.to_string();
+    let kinds = [Io, Permission, NotFound, Changed, Config, Stalled];
+    assert!(kinds.contains(&error.kind()), "{what}: {said}");
+    assert!(said.contains("s3://bucket-"), "{what}: {said}");
+    assert!(!said.contains("do-not-show-me"), "{what}: {said}");
+    let site = error.site();
     assert!(
-        matches!(
-            error.kind(),
-            K::Io | K::Permission | K::NotFound | K::Changed | K::Config | K::Stalled
-        ),
-        "{what}: {said}"
-    );
-    assert!(
-        said.contains("s3://bucket-") && !said.contains("do-not-show-me"),
-        "{what}: {said}"
-    );
-    assert!(
-        error.site().offset.is_some() && error.site().sample.is_some(),
+        site.offset.is_some() && site.sample.is_some(),
         "{what}: {said}"
     );
     error.kind().as_str()
@@ -244,33 +213,26 @@ fn random_faults_leave_every_sample_right_or_one_typed_error() {
                     life(&server, seed, &faults, &mut ends);
                     server.clear();
                     if seed % 100 == 99 {
-                        println!(
-                            "{} faults, {seed} lives, {:?}",
-                            faults.load(Ordering::Relaxed),
-                            started.elapsed()
-                        );
+                        let faults = faults.load(Ordering::Relaxed);
+                        println!("{faults} faults, {seed} lives, {:?}", started.elapsed());
                     }
                 }
                 ends
             })
         });
         for thread in threads.collect::<Vec<_>>() {
-            let ends = thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            ends.into_iter()
-                .for_each(|(end, times)| *all.entry(end).or_default() += times);
+            for (end, times) in thread.join().unwrap() {
+                *all.entry(end).or_default() += times;
+            }
         }
     });
+    let lives = lives.into_inner();
+    let faults = faults.load(Ordering::Relaxed);
     println!(
-        "{} faults, {} lives, {:?}: {all:?}",
-        faults.load(Ordering::Relaxed),
-        lives.into_inner(),
+        "{faults} faults, {lives} lives, {:?}: {all:?}",
         started.elapsed()
     );
-    assert!(
-        all["with a cache"] > 0 && all["without a cache"] > 0,
-        "{all:?}"
-    );
+    assert!(all["with a cache"] > 0, "{all:?}");
+    assert!(all["without a cache"] > 0, "{all:?}");
     assert!(!sweep::is_full() || all.len() > 6, "{all:?}");
 }

@@ -22,7 +22,7 @@ pub mod source;
 #[path = "../../examples/torture/supervise.rs"]
 pub mod supervise;
 
-use crate::common::{Dir, noise, until};
+use crate::common::{Dir, noise, printed, until};
 use job::{ChildReport, Damage, Fault, Kind, Phase, When};
 use judge::{Case, Verdict};
 use rustix::process::{Pid, Signal, kill_process};
@@ -31,7 +31,7 @@ use serde_json::Value;
 use source::Source;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use supervise::Ended;
 
@@ -84,14 +84,6 @@ fn verdicts(json: &Path) -> BTreeMap<(String, String), (String, String)> {
             )
         })
         .collect()
-}
-
-fn printed(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
 }
 
 #[test]

@@ -10,6 +10,8 @@ use super::set::Set;
 use super::{seccomp, sys};
 use crate::common::{READERS, descriptors, loader_threads, rows};
 use crate::common::{tell, told};
+use feedline::dataset::Records;
+use feedline::storage::Mode;
 use feedline::{Error, Loader, LoaderBuilder};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process_group, setrlimit};
 use rustix::thread::CapabilitySet;
@@ -40,9 +42,13 @@ impl Task {
 
     /// Pull this set by reader number `reader` of [`READERS`].
     pub fn pull(set: &Set, reader: usize) -> Self {
-        Self::new("pull")
-            .with("set", set.to_text())
-            .with("reader", reader)
+        Self::on("pull", set, reader)
+    }
+
+    /// The same in another role.
+    pub fn on(role: &str, set: &Set, reader: usize) -> Self {
+        let task = Self::new(role).with("set", set.to_text());
+        task.with("reader", reader)
     }
 
     pub fn with(mut self, key: &'static str, value: impl Display) -> Self {
@@ -60,20 +66,16 @@ impl Task {
     /// The same child, started through this command line.
     pub fn behind(&self, words: &[String]) -> Command {
         let mut command = Command::new(&words[0]);
-        command
-            .args(&words[1..])
-            .arg(std::env::current_exe().unwrap());
+        command.args(&words[1..]);
+        command.arg(std::env::current_exe().unwrap());
         self.tell(&mut command);
         command
     }
 
     fn tell(&self, command: &mut Command) {
-        let text: Vec<String> = self
-            .0
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
-        tell(command, "real::child", text.join("\n")).env("RUST_BACKTRACE", "0");
+        let pairs = self.0.iter();
+        let lines: Vec<_> = pairs.map(|(key, value)| format!("{key}={value}")).collect();
+        tell(command, "real::child", lines.join("\n")).env("RUST_BACKTRACE", "0");
     }
 
     /// Starts it and waits for its end.
@@ -94,23 +96,19 @@ pub struct Running {
 
 impl Running {
     pub fn start(mut command: Command) -> Self {
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0);
+        command.stdin(Stdio::null()).process_group(0);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let out = child.stdout.take().unwrap();
         let mut errors = child.stderr.take().unwrap();
         let (send, lines) = channel();
         std::thread::spawn(move || {
-            BufReader::new(out)
-                .lines()
-                .map_while(Result::ok)
-                .for_each(|line| drop(send.send(line)));
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
         });
-        let kept = Arc::new(Mutex::new(Vec::new()));
-        let collected = kept.clone();
+        let collected = Arc::new(Mutex::new(Vec::new()));
+        let kept = collected.clone();
         // Not joined: a child stuck in the kernel keeps the pipe open.
         std::thread::spawn(move || {
             let mut piece = [0; 4096];
@@ -198,10 +196,8 @@ impl Drop for Running {
             self.kill();
             // A child stuck in the kernel is not waited for: the end of its namespace and parent
             // frees it.
-            let begun = Instant::now();
-            while matches!(self.child.try_wait(), Ok(None))
-                && begun.elapsed() < Duration::from_secs(5)
-            {
+            let end = Instant::now() + Duration::from_secs(5);
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < end {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -238,9 +234,8 @@ pub struct Fault {
 impl Fault {
     /// Whether it names file, offset and sample.
     pub fn is_placed(&self) -> bool {
-        [" path=", " offset=", " sample="]
-            .iter()
-            .all(|word| self.text.contains(word))
+        let words = [" path=", " offset=", " sample="];
+        words.iter().all(|word| self.text.contains(word))
     }
 
     /// Whether it names this code of the operating system.
@@ -251,25 +246,19 @@ impl Fault {
 
 impl Ended {
     pub fn said(&self, key: &str) -> Option<&str> {
-        self.said
-            .iter()
-            .find(|(name, _)| name == key)
-            .map(|(_, value)| value.as_str())
+        self.all(key).next()
     }
 
     /// All values of a key.
     pub fn all(&self, key: &str) -> impl Iterator<Item = &str> {
-        self.said
-            .iter()
-            .filter(move |(name, _)| name == key)
-            .map(|(_, value)| value.as_str())
+        let pairs = self.said.iter().filter(move |(name, _)| name == key);
+        pairs.map(|(_, value)| value.as_str())
     }
 
     #[track_caller]
     pub fn number(&self, key: &str) -> u64 {
-        let value = self
-            .said(key)
-            .unwrap_or_else(|| panic!("it never said {key}: {self:#?}"));
+        let value = self.said(key);
+        let value = value.unwrap_or_else(|| panic!("it never said {key}: {self:#?}"));
         value.parse().unwrap()
     }
 
@@ -282,46 +271,40 @@ impl Ended {
     /// descriptors closed, and exactly `leaked` things left to the kernel.
     #[track_caller]
     pub fn outcome(&self, leaked: bool) -> Outcome {
-        assert_eq!(
-            self.said("leaked").is_some_and(|count| count != "0"),
-            leaked,
-            "leaked: {self:#?}"
-        );
+        let did_leak = self.said("leaked").is_some_and(|count| count != "0");
+        assert_eq!(did_leak, leaked, "leaked: {self:#?}");
         self.outcome_leaking()
     }
 
     /// The same, with any number of things left to the kernel.
     #[track_caller]
     pub fn outcome_leaking(&self) -> Outcome {
-        assert!(
-            self.status.success() && self.said("end").is_some(),
-            "no orderly end: {self:#?}"
-        );
+        let orderly = self.status.success() && self.said("end").is_some();
+        assert!(orderly, "no orderly end: {self:#?}");
         if self.number("leaked") == 0 {
+            self.left_nothing();
+        }
+        if self.said("error").is_none() {
             assert_eq!(
-                (self.said("threads"), self.said("fds")),
-                (Some(""), Some("")),
-                "left behind: {self:#?}"
+                self.number("delivered"),
+                self.number("planned"),
+                "{self:#?}"
             );
+            return Outcome::Whole;
         }
-        match self.said("error") {
-            None => {
-                assert_eq!(
-                    self.number("delivered"),
-                    self.number("planned"),
-                    "{self:#?}"
-                );
-                Outcome::Whole
-            }
-            Some(text) => {
-                let word = |key| self.said(key).unwrap().to_string();
-                Outcome::Failed(Fault {
-                    text: text.to_string(),
-                    kind: word("kind"),
-                    stage: word("stage"),
-                })
-            }
-        }
+        let word = |key| self.said(key).unwrap().to_string();
+        Outcome::Failed(Fault {
+            text: word("error"),
+            kind: word("kind"),
+            stage: word("stage"),
+        })
+    }
+
+    /// Threads and descriptors are closed.
+    #[track_caller]
+    pub fn left_nothing(&self) {
+        let left = (self.said("threads"), self.said("fds"));
+        assert_eq!(left, (Some(""), Some("")), "left behind: {self:#?}");
     }
 
     /// All batches came.
@@ -359,12 +342,8 @@ pub struct Given(HashMap<String, String>);
 impl Given {
     pub fn here() -> Option<Self> {
         let text = told()?;
-        Some(Self(
-            text.lines()
-                .filter_map(|line| line.split_once('='))
-                .map(|(a, b)| (a.into(), b.into()))
-                .collect(),
-        ))
+        let pairs = text.lines().filter_map(|line| line.split_once('='));
+        Some(Self(pairs.map(|(a, b)| (a.into(), b.into())).collect()))
     }
 
     pub fn text(&self, key: &str) -> Option<&str> {
@@ -382,23 +361,19 @@ impl Given {
     /// A loader's settings.
     pub fn builder(&self, set: &Set) -> Result<LoaderBuilder, Error> {
         let (mode, direct) = READERS[self.number("reader").unwrap_or(0) as usize];
-        let builder = Loader::builder(set.open()?)
-            .tuning(|t| t.reader(mode).direct(direct))
+        let slots = self.number("slots").unwrap_or(3) as usize;
+        let depth = self.number("depth").unwrap_or(8) as u32;
+        let mut builder = Loader::builder(set.open()?)
             .batch_size(set.batch)
             .workers(2);
-        let slots = self.number("slots").unwrap_or(3) as usize;
-        let builder = match self.number("budget") {
-            Some(bytes) => builder.memory_budget(bytes as usize),
-            None => builder,
-        };
-        let builder = match self.number("stall_ms") {
-            Some(time) => builder.tuning(|t| t.stall_deadline(Duration::from_millis(time))),
-            None => builder,
-        };
-        Ok(builder.tuning(|t| {
-            t.slots(slots)
-                .depth(self.number("depth").unwrap_or(8) as u32)
-        }))
+        if let Some(bytes) = self.number("budget") {
+            builder = builder.memory_budget(bytes as usize);
+        }
+        if let Some(time) = self.number("stall_ms") {
+            builder = builder.tuning(|t| t.stall_deadline(Duration::from_millis(time)));
+        }
+        let builder = builder.tuning(|t| t.reader(mode).direct(direct));
+        Ok(builder.tuning(|t| t.slots(slots).depth(depth)))
     }
 }
 
@@ -431,10 +406,8 @@ pub fn be(given: &Given) {
 /// Changes to the process itself, before anything else.
 fn prepare(given: &Given) -> Result<(), String> {
     if let Some(calls) = given.text("deny") {
-        let numbers: Vec<u32> = calls
-            .split(',')
-            .map(|number| number.parse().unwrap())
-            .collect();
+        let numbers = calls.split(',').map(|number| number.parse().unwrap());
+        let numbers: Vec<u32> = numbers.collect();
         let errno = given.number("errno").unwrap() as i32;
         seccomp::deny(&numbers, errno).map_err(|error| format!("no seccomp filter: {error}"))?;
     }
@@ -448,9 +421,8 @@ fn prepare(given: &Given) -> Result<(), String> {
         sys::interrupted_by(number as i32);
     }
     if given.text("plain").is_some() {
-        without_capabilities(
-            CapabilitySet::IPC_LOCK | CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH,
-        )?;
+        let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+        without_capabilities(CapabilitySet::IPC_LOCK | files)?;
     }
     Ok(())
 }
@@ -502,16 +474,13 @@ pub fn finish(before: &[String]) {
     let begun = Instant::now();
     // A joined thread stays in /proc until the kernel removes it, a ring's descriptor slightly
     // longer.
-    while (!loader_threads().is_empty() || descriptors() != before)
-        && begun.elapsed() < DEADLINE / 2
-    {
+    let is_clean = || loader_threads().is_empty() && descriptors() == before;
+    while !is_clean() && begun.elapsed() < DEADLINE / 2 {
         std::thread::sleep(Duration::from_millis(2));
     }
     say("threads", loader_threads().join(","));
-    let more: Vec<String> = descriptors()
-        .into_iter()
-        .filter(|path| !before.contains(path))
-        .collect();
+    let mut more = descriptors();
+    more.retain(|path| !before.contains(path));
     say("fds", more.join(","));
     say("leaked", leaked());
     say("end", "");
@@ -519,16 +488,12 @@ pub fn finish(before: &[String]) {
 
 /// Number of things left behind in this process.
 pub fn leaked() -> u64 {
-    let records = feedline::dataset::Records::builder(1)
-        .open_bytes([1])
-        .unwrap();
-    let loader = Loader::builder(records)
-        .workers(1)
-        .tuning(|t| t.slots(1).reader(feedline::storage::Mode::Pread));
-    loader.build().map_or_else(
-        |_| feedline::unstable::leaked(),
-        |loader| loader.report().leaked,
-    )
+    let records = Records::builder(1).open_bytes([1]).unwrap();
+    let builder = Loader::builder(records).workers(1);
+    match builder.tuning(|t| t.slots(1).reader(Mode::Pread)).build() {
+        Ok(loader) => loader.report().leaked,
+        Err(_) => feedline::unstable::leaked(),
+    }
 }
 
 fn epochs(
@@ -566,22 +531,14 @@ fn epochs(
             let Some(batch) = next else { break };
             let batch = batch.inspect_err(|_| {
                 say("delivered", delivered);
-                assert!(
-                    batches.next().is_none(),
-                    "an iterator goes on behind its error"
-                );
+                let ended = batches.next().is_none();
+                assert!(ended, "an iterator goes on behind its error");
             })?;
-            let rows = rows(&batch);
-            assert_eq!(
-                batch.ids(),
-                expected.next().unwrap(),
-                "batch {delivered}: samples"
-            );
-            for (id, bytes) in &rows {
-                assert!(
-                    set.is_sample(*id, bytes),
-                    "batch {delivered}: the bytes of sample {id}"
-                );
+            let planned = expected.next().unwrap();
+            assert_eq!(batch.ids(), planned, "batch {delivered}: samples");
+            for (id, bytes) in rows(&batch) {
+                let right = set.is_sample(id, &bytes);
+                assert!(right, "batch {delivered}: the bytes of sample {id}");
             }
             delivered += 1;
             at(delivered);
@@ -611,28 +568,26 @@ pub fn some_at_a_time<T: Sync>(cases: &[T], each: impl Fn(&T) + Sync) {
 
 /// A command line tool in `PATH`.
 pub fn tool(name: &str) -> Option<PathBuf> {
-    let more = [PathBuf::from("/sbin"), PathBuf::from("/usr/sbin")];
-    let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?)
-        .chain(more)
-        .collect();
-    folders
-        .into_iter()
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file())
+    let path = std::env::var_os("PATH")?;
+    let more = ["/sbin", "/usr/sbin"].map(PathBuf::from);
+    let folders = std::env::split_paths(&path).chain(more);
+    let mut tools = folders.map(|folder| folder.join(name));
+    tools.find(|path| path.is_file())
 }
 
 /// Runs a tool to its end; gives its output if it fails.
 pub fn ran(tool: &Path, arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new(tool)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| error.to_string())?;
-    let words = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    if output.status.success() {
-        Ok(())
-    } else {
-        Err(format!("{} {arguments:?}: {words}", tool.display()))
+    let mut command = Command::new(tool);
+    let output = command.args(arguments).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| error.to_string())?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!(
+            "{} {arguments:?}: {}",
+            tool.display(),
+            words.trim()
+        )),
     }
 }
 

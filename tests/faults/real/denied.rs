@@ -4,7 +4,7 @@
 use super::child::{Ended, Outcome, Task, skip};
 use super::seccomp::URING;
 use super::set::Set;
-use crate::common::{Dir, has_uring};
+use crate::common::{Dir, READERS, has_uring};
 use rustix::io::Errno;
 use std::process::{Command, Stdio};
 
@@ -13,30 +13,30 @@ const AUTO: usize = 0;
 const URING_DIRECT: usize = 1;
 const URING_BUFFERED: usize = 2;
 
+const REFUSED: &str = "io_uring is refused on this machine as it is";
+
+const IMPOSSIBLE: &str = "not possible on this machine";
+
 /// Every call of io_uring, and each of them alone: a filter may allow creating a ring but not
 /// entering it.
 fn filters() -> Vec<(String, String)> {
     let all = URING.map(|(_, number)| number.to_string()).join(",");
     let each = URING.map(|(name, number)| (name.to_string(), number.to_string()));
-    [("all of io_uring".to_string(), all)]
-        .into_iter()
-        .chain(each)
-        .collect()
+    let all = ("all of io_uring".to_string(), all);
+    [all].into_iter().chain(each).collect()
 }
 
 #[test]
 fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
     if !has_uring() {
-        return skip("seccomp", "io_uring is refused on this machine as it is");
+        return skip("seccomp", REFUSED);
     }
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     for (errno, word) in [(Errno::PERM, "EPERM"), (Errno::NOSYS, "ENOSYS")] {
         for (what, calls) in filters() {
-            let deny = |task: Task| {
-                task.with("deny", &calls)
-                    .with("errno", errno.raw_os_error())
-            };
+            let code = errno.raw_os_error();
+            let deny = |task: Task| task.with("deny", &calls).with("errno", code);
             set.cool();
             let ended = deny(Task::pull(&set, AUTO)).run();
             if let Some(why) = ended.skipped() {
@@ -44,21 +44,14 @@ fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
             }
             ended.whole();
             let choice = ended.said("choice").unwrap();
-            assert!(
-                choice.contains("pread") && choice.contains(word),
-                "{what}, {word}: {choice}"
-            );
+            let named = choice.contains("pread") && choice.contains(word);
+            assert!(named, "{what}, {word}: {choice}");
             for reader in [URING_DIRECT, URING_BUFFERED] {
                 let fault = deny(Task::pull(&set, reader)).run().failed();
-                assert_eq!(
-                    (fault.kind.as_str(), fault.stage.as_str()),
-                    ("not possible on this machine", "build"),
-                    "{fault:?}"
-                );
-                assert!(
-                    fault.text.contains(word) && fault.has_code(errno.raw_os_error()),
-                    "{what}: {fault:?}"
-                );
+                let seen = (fault.kind.as_str(), fault.stage.as_str());
+                assert_eq!(seen, (IMPOSSIBLE, "build"), "{fault:?}");
+                let named = fault.text.contains(word) && fault.has_code(code);
+                assert!(named, "{what}: {fault:?}");
             }
         }
     }
@@ -73,37 +66,28 @@ fn too_little_lockable_memory_is_only_a_reason() {
     for limit in [0, 96 << 10] {
         for reader in [AUTO, URING_DIRECT, URING_BUFFERED] {
             set.cool();
-            let ended = Task::pull(&set, reader)
-                .with("memlock", limit)
-                .with("plain", 1)
-                .run();
+            let task = Task::pull(&set, reader).with("memlock", limit);
+            let ended = task.with("plain", 1).run();
             if let Some(why) = ended.skipped() {
                 return skip("RLIMIT_MEMLOCK", why);
             }
             if denied_here(&ended) {
-                return skip(
-                    "RLIMIT_MEMLOCK",
-                    "io_uring is refused on this machine as it is",
-                );
+                return skip("RLIMIT_MEMLOCK", REFUSED);
             }
             let words = match ended.outcome(false) {
                 Outcome::Whole => {
-                    assert_ne!(
-                        ended.said("registered"),
-                        Some("true"),
-                        "{limit}: {ended:#?}"
-                    );
+                    let registered = ended.said("registered") == Some("true");
+                    assert!(!registered, "{limit}: {ended:#?}");
                     ended.said("choice").unwrap().to_string()
                 }
                 Outcome::Failed(fault) => {
-                    assert!(
-                        reader != AUTO && fault.stage == "build",
-                        "{limit}: {fault:?}"
+                    assert_ne!(reader, AUTO, "{limit}: {fault:?}");
+                    let seen = (
+                        fault.kind.as_str(),
+                        fault.stage.as_str(),
+                        fault.has_code(12),
                     );
-                    assert!(
-                        fault.kind == "not possible on this machine" && fault.has_code(12),
-                        "{limit}: {fault:?}"
-                    );
+                    assert_eq!(seen, (IMPOSSIBLE, "build", true), "{limit}: {fault:?}");
                     fault.text
                 }
             };
@@ -113,13 +97,20 @@ fn too_little_lockable_memory_is_only_a_reason() {
     }
 }
 
+/// Whether a reader other than the default one could not run for want of io_uring; then it says
+/// that the test was skipped.
+pub fn skipped_here(test: &str, reader: usize, ended: &Ended) -> bool {
+    let denied = reader != AUTO && denied_here(ended);
+    if denied {
+        skip(test, format!("{:?}: no io_uring here", READERS[reader]));
+    }
+    denied
+}
+
 /// Whether io_uring is missing for another reason than the test's.
 pub fn denied_here(ended: &Ended) -> bool {
-    let texts = [ended.said("error"), ended.said("choice")];
-    texts
-        .into_iter()
-        .flatten()
-        .any(|text| text.contains("setup refused") && !text.contains("RLIMIT_MEMLOCK"))
+    let denied = |text: &str| text.contains("setup refused") && !text.contains("RLIMIT_MEMLOCK");
+    ended.said("error").is_some_and(denied) || ended.said("choice").is_some_and(denied)
 }
 
 const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -133,17 +124,14 @@ struct Switch {
 impl Switch {
     fn off(before: &str) -> std::io::Result<Self> {
         // It waits for the end of its input, at the latest the end of this process.
-        let script = format!(
-            "trap '' HUP INT TERM; cat >/dev/null; echo {} >{SWITCH}",
-            before.trim()
-        );
+        let before = before.trim();
+        let script = format!("trap '' HUP INT TERM; cat >/dev/null; echo {before} >{SWITCH}");
         let mut command = Command::new("/bin/sh");
-        let restorer = command
-            .args(["-c", &script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()?;
-        let switch = Self { restorer };
+        command.args(["-c", &script]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let switch = Self {
+            restorer: command.spawn()?,
+        };
         std::fs::write(SWITCH, "2")?;
         Ok(switch)
     }
@@ -158,38 +146,32 @@ impl Drop for Switch {
 
 #[test]
 fn the_kernel_switch_against_io_uring_is_named() {
+    let test = "kernel.io_uring_disabled";
     if std::env::var_os("FEEDLINE_SYSCTL").is_none_or(|value| value != "1") {
-        return skip(
-            "kernel.io_uring_disabled",
-            "it is of the whole machine: set FEEDLINE_SYSCTL=1 to let the test do it",
-        );
+        let why = "it is of the whole machine: set FEEDLINE_SYSCTL=1 to let the test do it";
+        return skip(test, why);
     }
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     let Ok(before) = std::fs::read_to_string(SWITCH) else {
-        return skip("kernel.io_uring_disabled", "no such switch");
+        return skip(test, "no such switch");
     };
     let switch = match Switch::off(&before) {
         Ok(switch) => switch,
-        Err(error) => return skip("kernel.io_uring_disabled", error),
+        Err(error) => return skip(test, error),
     };
     let auto = Task::pull(&set, AUTO).run();
     let explicit = Task::pull(&set, URING_DIRECT).run();
     drop(switch);
-    assert_eq!(
-        std::fs::read_to_string(SWITCH).unwrap(),
-        before,
-        "not restored"
-    );
+    let after = std::fs::read_to_string(SWITCH).unwrap();
+    assert_eq!(after, before, "not restored");
     auto.whole();
     let choice = auto.said("choice").unwrap();
     let fault = explicit.failed();
+    let named = "kernel.io_uring_disabled = 2";
     assert!(
-        choice.contains("kernel.io_uring_disabled = 2") && choice.contains("pread"),
+        choice.contains(named) && choice.contains("pread"),
         "{choice}"
     );
-    assert!(
-        fault.text.contains("kernel.io_uring_disabled = 2"),
-        "{fault:?}"
-    );
+    assert!(fault.text.contains(named), "{fault:?}");
 }

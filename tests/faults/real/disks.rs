@@ -2,10 +2,11 @@
 //! state is saved.
 
 use super::child::{Given, Task, alone_with_mounts, ran, say, skip, tool};
-use super::denied::denied_here;
+use super::denied::skipped_here;
 use super::set::Set;
 use super::sys;
-use crate::common::{Dir, READERS};
+use crate::common::{Dir, READERS, assert_error, build};
+use feedline::dataset::Records;
 use feedline::{ErrorKind, Loader, State};
 use rustix::io::Errno;
 use std::fs::File;
@@ -42,18 +43,9 @@ impl Cut {
         let attach = || ran(&mount, &["-o", "loop", &text(&backing), &text(&at)]);
         attach()?;
         let writing = Mount(at.clone());
-        let set = Set {
-            per_file: 128,
-            files: 16,
-            ..Set::usual(at.join("data"))
-        };
-        std::fs::create_dir(&set.dir).map_err(|error| error.to_string())?;
-        for file in 0..set.files {
-            std::fs::write(set.path(file), set.bytes(file, 0))
-                .map_err(|error| error.to_string())?;
-        }
-        rustix::fs::syncfs(File::open(&at).map_err(|error| error.to_string())?)
-            .map_err(|errno| errno.to_string())?;
+        let set = Set::usual(at.join("data")).sized(16, 128).write_warm();
+        let folder = File::open(&at).map_err(|error| error.to_string())?;
+        rustix::fs::syncfs(folder).map_err(|errno| errno.to_string())?;
         drop(writing);
         // Mounted again, so that none of it is in memory.
         attach()?;
@@ -68,29 +60,21 @@ impl Cut {
 fn a_failing_disk_is_an_error_with_file_offset_and_code() {
     for (reader, way) in READERS.iter().enumerate() {
         let dir = Dir::new();
+        let test = "an ext4 on a truncated file";
         let cut = match Cut::new(&dir) {
             Ok(cut) => cut,
-            Err(why) => return skip("an ext4 on a truncated file", why),
+            Err(why) => return skip(test, why),
         };
         let ended = Task::pull(&cut.set, reader).run();
-        if denied_here(&ended) && reader != 0 {
-            skip(
-                "an ext4 on a truncated file",
-                format!("{way:?}: no io_uring here"),
-            );
+        if skipped_here(test, reader, &ended) {
             continue;
         }
         let fault = ended.failed();
         assert_eq!(fault.kind, "I/O error", "{way:?}: {fault:?}");
-        assert!(
-            fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()),
-            "{way:?}: {fault:?}"
-        );
-        eprintln!(
-            "{way:?}: {} batches, then {}",
-            ended.number("delivered"),
-            fault.text
-        );
+        let coded = fault.has_code(Errno::IO.raw_os_error());
+        assert!(coded && fault.is_placed(), "{way:?}: {fault:?}");
+        let delivered = ended.number("delivered");
+        eprintln!("{way:?}: {delivered} batches, then {}", fault.text);
     }
 }
 
@@ -98,14 +82,8 @@ fn a_failing_disk_is_an_error_with_file_offset_and_code() {
 pub fn save(given: &Given) {
     let path = PathBuf::from(given.text("path").unwrap());
     let filler = PathBuf::from(given.text("filler").unwrap());
-    let records = feedline::dataset::Records::builder(4)
-        .open_bytes(vec![7; 400])
-        .unwrap();
-    let loader = Loader::builder(records)
-        .batch_size(10)
-        .workers(1)
-        .build()
-        .unwrap();
+    let records = Records::builder(4).open_bytes(vec![7; 400]).unwrap();
+    let loader = build(Loader::builder(records).batch_size(10).workers(1));
     let mut batches = loader.epoch(0).unwrap();
     drop(batches.next());
     let old = loader.state().unwrap();
@@ -113,43 +91,33 @@ pub fn save(given: &Given) {
     say("start", "");
     // Until no more bytes or names fit.
     let mut count = 0;
-    while std::fs::write(filler.join(format!("filler-{count}")), vec![0; 4096]).is_ok()
-        && count < 10_000
-    {
+    let name = |number: usize| filler.join(format!("filler-{number}"));
+    while std::fs::write(name(count), vec![0; 4096]).is_ok() && count < 10_000 {
         count += 1;
     }
     drop(batches.next());
     let fresh = loader.state().unwrap();
     assert!(fresh.steps() > old.steps());
     for sync in [true, false] {
-        let error = if sync {
-            fresh.save(&path)
-        } else {
-            fresh.save_unsynced(&path)
-        }
-        .unwrap_err();
+        let saved = match sync {
+            true => fresh.save(&path),
+            false => fresh.save_unsynced(&path),
+        };
+        let error = saved.unwrap_err();
         say("refused", &error);
-        assert_eq!(error.kind(), ErrorKind::Io);
+        assert_error(&error, ErrorKind::Io, &["(os error 28)"]);
         assert_eq!(error.site().path.as_deref(), Some(path.as_path()));
-        assert!(error.to_string().contains("(os error 28)"), "{error}");
-        assert_eq!(
-            State::load(&path).unwrap(),
-            old,
-            "the old state is not whole"
-        );
-        let left = std::fs::read_dir(path.parent().unwrap()).unwrap().flatten();
-        let left: Vec<_> = left
-            .filter(|entry| entry.path().extension().is_some_and(|end| end == "tmp"))
-            .collect();
-        assert!(left.is_empty(), "{left:?}");
+        let kept = State::load(&path).unwrap();
+        assert_eq!(kept, old, "the old state is not whole");
+        let mut left = std::fs::read_dir(path.parent().unwrap()).unwrap().flatten();
+        let unfinished =
+            left.find(|entry| entry.path().extension().is_some_and(|end| end == "tmp"));
+        assert!(unfinished.is_none(), "{unfinished:?}");
     }
     // With free space it continues.
-    (0..count).for_each(|number| {
-        drop(std::fs::remove_file(
-            filler.join(format!("filler-{number}")),
-        ))
-    });
-    let _ = std::fs::remove_file(filler.join(format!("filler-{count}")));
+    for number in 0..=count {
+        let _ = std::fs::remove_file(name(number));
+    }
     fresh.save(&path).unwrap();
     assert_eq!(State::load(&path).unwrap(), fresh);
     say("end", "");
@@ -161,23 +129,18 @@ fn a_full_disk_leaves_the_old_state_whole() {
         let dir = Dir::new();
         let at = dir.path("full");
         std::fs::create_dir(&at).unwrap();
-        let mounted = alone_with_mounts().and_then(|()| {
-            sys::mount_at("none", &at, "tmpfs", options)
-                .map_err(|error| format!("no tmpfs: {error}"))
-        });
-        if let Err(why) = mounted {
+        if let Err(why) = alone_with_mounts() {
             return skip("a full disk", why);
+        }
+        if let Err(error) = sys::mount_at("none", &at, "tmpfs", options) {
+            return skip("a full disk", format!("no tmpfs: {error}"));
         }
         let _mount = Mount(at.clone());
         let path = at.join("run.state");
-        let ended = Task::new("save")
-            .with("path", path.display())
-            .with("filler", at.display())
-            .run();
-        assert!(
-            ended.status.success() && ended.said("end").is_some(),
-            "{options}: {ended:#?}"
-        );
+        let task = Task::new("save").with("path", path.display());
+        let ended = task.with("filler", at.display()).run();
+        let orderly = ended.status.success() && ended.said("end").is_some();
+        assert!(orderly, "{options}: {ended:#?}");
         eprintln!("{options}: {}", ended.said("refused").unwrap());
     }
 }

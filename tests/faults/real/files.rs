@@ -2,7 +2,7 @@
 //! one version, or an error names the file.
 
 use super::child::{Given, Outcome, Task, pull, skip, some_at_a_time};
-use super::denied::denied_here;
+use super::denied::skipped_here;
 use super::set::Set;
 use crate::common::sweep;
 use crate::common::{Dir, READERS};
@@ -37,13 +37,11 @@ fn change_one(set: &Set, file: usize, how: &str) {
         "replace" | "replace by a shorter one" => {
             std::fs::write(set.dir.join("replaced"), "").unwrap();
             let fresh = path.with_extension("new");
-            let bytes = set.bytes(file, 1);
-            let len = if how == "replace" {
-                bytes.len()
-            } else {
-                bytes.len() / 2
-            };
-            std::fs::write(&fresh, &bytes[..len]).unwrap();
+            let mut bytes = set.bytes(file, 1);
+            if how == "replace by a shorter one" {
+                bytes.truncate(bytes.len() / 2);
+            }
+            std::fs::write(&fresh, &bytes).unwrap();
             std::fs::rename(&fresh, &path).unwrap();
         }
         "become a folder" => {
@@ -56,36 +54,21 @@ fn change_one(set: &Set, file: usize, how: &str) {
 
 /// A change of the files, whether an epoch must fail, and the allowed errors.
 const CHANGES: [(&str, bool, &[&str]); 9] = [
-    (
-        "truncate",
-        true,
-        &["truncated", "changed since it was indexed"],
-    ),
-    (
-        "empty",
-        true,
-        &["truncated", "changed since it was indexed"],
-    ),
-    (
-        "cut inside of a sample",
-        true,
-        &["truncated", "changed since it was indexed"],
-    ),
-    ("grow", false, &["changed since it was indexed"]),
+    ("truncate", true, &["truncated", CHANGED]),
+    ("empty", true, &["truncated", CHANGED]),
+    ("cut inside of a sample", true, &["truncated", CHANGED]),
+    ("grow", false, &[CHANGED]),
     ("remove", false, &["not found"]),
     ("forbid", false, &["permission denied"]),
-    ("replace", false, &["changed since it was indexed"]),
-    (
-        "replace by a shorter one",
-        false,
-        &["changed since it was indexed"],
-    ),
+    ("replace", false, &[CHANGED]),
+    ("replace by a shorter one", false, &[CHANGED]),
     (
         "become a folder",
         false,
         &["not a regular file", "not found"],
     ),
 ];
+const CHANGED: &str = "changed since it was indexed";
 
 /// Every reader, with files that stay open (8) and with files opened for each read (48, more than a
 /// limit of 64 descriptors keeps open); by default with one or the other.
@@ -94,20 +77,16 @@ fn a_file_that_changes_gives_one_version_or_a_named_error() {
     some_at_a_time(&CHANGES, |(how, must_fail, kinds)| {
         let mut tally = Vec::new();
         for reader in 0..READERS.len() {
-            for (files, per_file) in [(8, 32), (48, 6)]
-                .into_iter()
-                .skip(sweep::size((reader + how.len()) % 2, 0, 0))
-                .step_by(sweep::size(2, 1, 1))
-            {
+            let first = sweep::size((reader + how.len()) % 2, 0, 0);
+            let sizes = [(8, 32), (48, 6)].into_iter().skip(first);
+            for (files, per_file) in sizes.step_by(sweep::size(2, 1, 1)) {
                 tally.extend(changed(how, *must_fail, kinds, reader, files, per_file));
             }
         }
         tally.sort();
-        let counted: Vec<String> = tally
-            .chunk_by(|a, b| a == b)
-            .map(|run| format!("{} {}", run.len(), run[0]))
-            .collect();
-        eprintln!("{how}: {}", counted.join(", "));
+        let runs = tally.chunk_by(|a, b| a == b);
+        let counted = runs.map(|run| format!("{} {}", run.len(), run[0]));
+        eprintln!("{how}: {}", counted.collect::<Vec<_>>().join(", "));
     });
 }
 
@@ -121,34 +100,22 @@ fn changed(
     per_file: usize,
 ) -> Option<String> {
     let dir = Dir::new();
-    let set = Set {
-        files,
-        per_file,
-        ..Set::usual(dir.path(""))
+    let set = Set::usual(dir.path("")).sized(files, per_file).write_warm();
+    let mut task = Task::on("change files", &set, reader);
+    if files > 8 {
+        task = task.with("nofile", 64);
     }
-    .write_warm();
-    let task = Task::new("change files")
-        .with("set", set.to_text())
-        .with("reader", reader);
-    let task = if files > 8 {
-        task.with("nofile", 64)
-    } else {
-        task
-    };
     // Root may read files without permissions.
-    let task = if how == "forbid" {
-        task.with("plain", 1)
-    } else {
-        task
-    };
+    if how == "forbid" {
+        task = task.with("plain", 1);
+    }
     let ended = task.with("change", how).run();
     let what = format!("{how}, {:?}, {files} files", READERS[reader]);
     if let Some(why) = ended.skipped() {
         skip(&what, why);
         return None;
     }
-    if denied_here(&ended) && reader != 0 {
-        skip(&what, "no io_uring here");
+    if skipped_here(&what, reader, &ended) {
         return None;
     }
     match ended.outcome(false) {

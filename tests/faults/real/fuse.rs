@@ -64,39 +64,27 @@ impl Fuse {
         alone_with_mounts()?;
         std::fs::create_dir_all(at).map_err(|error| error.to_string())?;
         let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-        let device = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(nonblock)
-            .open("/dev/fuse");
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(nonblock);
+        let device = options.open("/dev/fuse");
         let device = device.map_err(|error| format!("/dev/fuse: {error}"))?;
-        let options = format!(
-            "fd={},rootmode=40000,user_id=0,group_id=0",
-            device.as_raw_fd()
-        );
+        let fd = device.as_raw_fd();
+        let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
         sys::mount_at("feedline", at, "fuse", &options)
             .map_err(|error| format!("no FUSE: {error}"))?;
-        let set = Set {
-            files: 2,
-            per_file: 128,
-            ..Set::usual(at)
-        };
-        let stop = Arc::new(AtomicBool::new(false));
-        let held = Arc::new(AtomicU64::new(0));
-        let begun = Arc::new(AtomicBool::new(false));
-        let files = (0..set.files).map(|file| set.bytes(file, 0)).collect();
-        let seen = begun.clone();
-        let count = held.clone();
-        let ends = stop.clone();
+        let set = Set::usual(at).sized(2, 128);
         let mut server = Server {
             device,
-            files,
+            files: (0..set.files).map(|file| set.bytes(file, 0)).collect(),
             reads,
-            stop: ends,
-            begun: seen,
-            held: count,
+            stop: Arc::default(),
+            begun: Arc::default(),
+            held: Arc::default(),
             late: Vec::new(),
         };
+        let stop = server.stop.clone();
+        let begun = server.begun.clone();
+        let held = server.held.clone();
         let thread = std::thread::spawn(move || server.serve());
         let mut fuse = Self {
             set,
@@ -222,8 +210,7 @@ impl Server {
                 body: &buffer[HEADER..len],
             };
             let unique = request.unique;
-            let answer = self.answer(&request);
-            match answer {
+            match self.answer(&request) {
                 None => {}
                 Some(Ok(body)) => self.reply(unique, 0, &body),
                 Some(Err(errno)) => self.reply(unique, -errno.raw_os_error(), &[]),
@@ -235,11 +222,10 @@ impl Server {
         match request.code {
             code::INIT => Some(Ok(init())),
             code::LOOKUP => Some(self.lookup(request.body)),
-            code::GETATTR => Some(Ok([
-                &attributes_valid()[..],
-                &self.attributes(request.node),
-            ]
-            .concat())),
+            code::GETATTR => {
+                let valid = [VALID, 0].map(u64::to_ne_bytes).concat();
+                Some(Ok([valid, self.attributes(request.node)].concat()))
+            }
             code::OPEN if self.never_opened(request.node) => self.hold(),
             code::OPEN | code::OPENDIR => Some(Ok(vec![0; 16])),
             code::READ => self.read(request),
@@ -274,18 +260,16 @@ impl Server {
         let file = &self.files[(request.node - FIRST) as usize];
         let from = (offset as usize).min(file.len());
         let bytes = file[from..(from + len).min(file.len())].to_vec();
-        if request.node == FIRST
-            || offset + bytes.len() as u64 <= GOOD
-            || !self.begun.load(Ordering::Acquire)
-        {
+        let good = request.node == FIRST || offset + bytes.len() as u64 <= GOOD;
+        if good || !self.begun.load(Ordering::Acquire) {
             return Some(Ok(bytes));
         }
         match self.reads {
             Reads::Never => self.hold(),
             Reads::Late(time) => {
                 self.held.fetch_add(1, Ordering::AcqRel);
-                self.late
-                    .push((Instant::now() + time, request.unique, bytes));
+                let due = Instant::now() + time;
+                self.late.push((due, request.unique, bytes));
                 None
             }
             Reads::Short => Some(Ok(bytes[..bytes.len() / 2 + 1].to_vec())),
@@ -297,8 +281,9 @@ impl Server {
     fn answer_late(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self.late.extract_if(.., |(at, ..)| *at <= now).collect();
-        due.iter()
-            .for_each(|(_, unique, bytes)| self.reply(*unique, 0, bytes));
+        for (_, unique, bytes) in due {
+            self.reply(unique, 0, &bytes);
+        }
     }
 
     fn reply(&mut self, unique: u64, error: i32, body: &[u8]) {
@@ -316,28 +301,19 @@ impl Server {
             .checked_sub(FIRST)
             .and_then(|file| self.files.get(file as usize));
         let (size, mode) = file.map_or((0, 0o040_755), |file| (file.len() as u64, 0o100_644));
-        let longs = [node, size, size.div_ceil(512), 0, 0, 0]
-            .map(u64::to_ne_bytes)
-            .concat();
-        let words = [0, 0, 0, mode, 1 + u32::from(node == ROOT), 0, 0, 0, 4096, 0]
-            .map(u32::to_ne_bytes)
-            .concat();
-        [longs, words].concat()
+        let longs = [node, size, size.div_ceil(512), 0, 0, 0];
+        let links = 1 + u32::from(node == ROOT);
+        let words = [0, 0, 0, mode, links, 0, 0, 0, 4096, 0];
+        let longs = longs.map(u64::to_ne_bytes).concat();
+        [longs, words.map(u32::to_ne_bytes).concat()].concat()
     }
-}
-
-fn attributes_valid() -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&VALID.to_ne_bytes());
-    bytes
 }
 
 /// `struct fuse_init_out`: protocol 7.31, read-ahead of 128 KiB, reads at a time.
 fn init() -> Vec<u8> {
     const ASYNC_READ: u32 = 1;
-    let mut words = [7, 31, 128 << 10, ASYNC_READ, 0, 64 << 10, 1]
-        .map(u32::to_ne_bytes)
-        .concat();
+    let words = [7, 31, 128 << 10, ASYNC_READ, 0, 64 << 10, 1];
+    let mut words = words.map(u32::to_ne_bytes).concat();
     words.resize(64, 0);
     // `max_background` and `congestion_threshold`.
     words[16..20].copy_from_slice(&[64_u16, 48].map(u16::to_ne_bytes).concat());

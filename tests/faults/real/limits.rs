@@ -1,6 +1,7 @@
 //! Limits of the process and of its control group: descriptors and memory.
 
 use super::child::{Given, Outcome, Running, Task, finish, say, skip};
+use super::denied::skipped_here;
 use super::set::Set;
 use crate::common::{Dir, READERS, descriptors, rows};
 use feedline::Error;
@@ -17,24 +18,11 @@ pub fn sweep_descriptors(given: &Given) {
     let before = descriptors();
     say("start", "");
     let maximum = getrlimit(Resource::Nofile).maximum;
+    let allow = |current| setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
     for limit in 3..3 + ENOUGH {
-        setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: Some(limit),
-                maximum,
-            },
-        )
-        .unwrap();
+        allow(Some(limit));
         let result = one_epoch(given, &set);
-        setrlimit(
-            Resource::Nofile,
-            Rlimit {
-                current: maximum,
-                maximum,
-            },
-        )
-        .unwrap();
+        allow(maximum);
         match result {
             Ok(()) => say("enough", limit),
             Err(error) => say("few", format!("{limit} {error}")),
@@ -59,17 +47,9 @@ fn one_epoch(given: &Given, set: &Set) -> Result<(), Error> {
 #[test]
 fn too_few_descriptors_are_an_error_that_names_the_limit() {
     let dir = Dir::new();
-    let set = Set {
-        files: 12,
-        per_file: 4,
-        ..Set::usual(dir.path(""))
-    }
-    .write();
+    let set = Set::usual(dir.path("")).sized(12, 4).write();
     for (reader, way) in READERS.iter().enumerate() {
-        let task = Task::new("sweep descriptors")
-            .with("set", set.to_text())
-            .with("reader", reader);
-        let ended = task.run();
+        let ended = Task::on("sweep descriptors", &set, reader).run();
         assert!(ended.status.success(), "{way:?}: {ended:#?}");
         let few: Vec<&str> = ended.all("few").collect();
         if few.iter().any(|text| text.contains("setup refused with E")) {
@@ -77,27 +57,18 @@ fn too_few_descriptors_are_an_error_that_names_the_limit() {
             continue;
         }
         for text in &few {
-            assert!(
-                text.contains("open files") || text.contains("(os error 24)"),
-                "{way:?}: {text}"
-            );
+            let named = text.contains("open files") || text.contains("(os error 24)");
+            assert!(named, "{way:?}: {text}");
         }
-        assert_eq!(
-            (ended.said("threads"), ended.said("fds")),
-            (Some(""), Some("")),
-            "{way:?}: {ended:#?}"
-        );
+        ended.left_nothing();
         let limit = |text: &str| text.split(' ').next().unwrap().parse::<u64>().unwrap();
         let last = few.iter().map(|text| limit(text)).max();
         // Near the limit the number of open files varies, but only in a small range.
         let last = last.unwrap_or_else(|| panic!("{way:?}: no limit was too low: {ended:#?}"));
         assert!(last < ENOUGH / 2, "{way:?}: {last} are too few: {ended:#?}");
         let first = ended.all("enough").map(limit).min().unwrap();
-        eprintln!(
-            "{way:?}: a limit of {first} can do, one of {} does: {}",
-            last + 1,
-            few.last().unwrap()
-        );
+        let words = few.last().unwrap();
+        eprintln!("{way:?}: a limit of {first} can do, one of {last} does not: {words}");
     }
 }
 
@@ -126,10 +97,9 @@ impl Group {
                 _ => continue,
             };
             // In a container the path may belong to the host's hierarchy.
-            for parent in [
-                Path::new(root).join(path.trim_start_matches('/')),
-                root.into(),
-            ] {
+            let root = Path::new(root);
+            let own = root.join(path.trim_start_matches('/'));
+            for parent in [own.as_path(), root] {
                 let dir = parent.join(&name);
                 if let Err(error) = std::fs::create_dir(&dir) {
                     why = format!("{}: {error}", dir.display());
@@ -147,10 +117,8 @@ impl Group {
 
     /// Runs the task in it: a shell enters the group and becomes the child.
     fn run(&self, task: &Task) -> super::child::Ended {
-        let script = format!(
-            "echo $$ >'{}/cgroup.procs' && exec \"$@\"",
-            self.dir.display()
-        );
+        let dir = self.dir.display();
+        let script = format!("echo $$ >'{dir}/cgroup.procs' && exec \"$@\"");
         let words = ["/bin/sh", "-c", &script, "sh"].map(String::from);
         Running::start(task.behind(&words)).end()
     }
@@ -179,35 +147,35 @@ fn a_loader_runs_in_a_control_group_of_its_budget() {
     let budget: u64 = 32 << 20;
     // More than the budget, in batches of 2 MiB.
     let set = Set {
-        files: 12,
-        per_file: 32,
         record: 128 << 10,
         batch: 16,
-        ..Set::usual(dir.path(""))
-    }
-    .write();
+        ..Set::usual(dir.path("")).sized(12, 32)
+    };
+    let set = set.write();
+    let task = |reader| {
+        Task::pull(&set, reader)
+            .with("budget", budget)
+            .with("slots", 6)
+    };
+    let test = "a memory limit by control group";
     for (reader, way) in READERS.iter().enumerate() {
         let group = match Group::new("fits", budget + BESIDE) {
             Ok(group) => group,
-            Err(why) => return skip("a memory limit by control group", why),
+            Err(why) => return skip(test, why),
         };
-        let task = Task::pull(&set, reader)
-            .with("budget", budget)
-            .with("slots", 6)
-            .with("depth", 32);
-        let ended = group.run(&task);
-        if super::denied::denied_here(&ended) && reader != 0 {
-            skip("a memory limit by control group", "no io_uring here");
+        let ended = group.run(&task(reader).with("depth", 32));
+        if skipped_here(test, reader, &ended) {
             continue;
         }
+        let killed = ended.was_killed();
         assert!(
-            !ended.was_killed(),
-            "{way:?}: out of memory with a budget of {budget} and {BESIDE} beside: {ended:#?}"
+            !killed,
+            "{way:?}: out of memory with {BESIDE} beside {budget}: {ended:#?}"
         );
         ended.whole();
     }
     let group = Group::new("small", 16 << 20).unwrap();
-    let ended = group.run(&Task::pull(&set, 4).with("budget", budget).with("slots", 6));
+    let ended = group.run(&task(4));
     let Outcome::Failed(fault) = ended.outcome_leaking() else {
         panic!("{ended:#?}")
     };

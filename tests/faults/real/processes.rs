@@ -1,10 +1,10 @@
 //! Events of the whole process: it is stopped for a while, or it forks.
 
 use super::child::{DEADLINE, Given, Running, Task, leaked, pull, say};
-use super::denied::denied_here;
+use super::denied::skipped_here;
 use super::set::Set;
 use super::sys::{Forked, forked, forked_at_work, interrupt, over};
-use crate::common::{Dir, READERS, rows};
+use crate::common::{Dir, READERS, assert_error, rows};
 use feedline::profile::Snapshot;
 use feedline::profile::snapshot::Timeline;
 use feedline::{Batch, Epoch, Error, ErrorKind, Loader};
@@ -17,13 +17,11 @@ fn a_process_stopped_for_a_second_loses_nothing() {
     let set = Set::usual(dir.path("")).write();
     // All readers at once: they mostly sleep.
     std::thread::scope(|scope| {
-        for (reader, way) in READERS.iter().enumerate() {
+        for reader in 0..READERS.len() {
             let set = &set;
             scope.spawn(move || {
-                let task = Task::pull(set, reader)
-                    .with("epochs", 40)
-                    .with("pause_us", 1000);
-                let mut child = Running::start(task.command());
+                let task = Task::pull(set, reader).with("epochs", 40);
+                let mut child = Running::start(task.with("pause_us", 1000).command());
                 if child.until("planned") {
                     for (pause, stop) in [(100, 1000), (37, 50), (1, 1)] {
                         std::thread::sleep(Duration::from_millis(pause));
@@ -33,13 +31,9 @@ fn a_process_stopped_for_a_second_loses_nothing() {
                     }
                 }
                 let ended = child.end();
-                if denied_here(&ended) && reader != 0 {
-                    return super::child::skip(
-                        "a stopped process",
-                        format!("{way:?}: no io_uring here"),
-                    );
+                if !skipped_here("a stopped process", reader, &ended) {
+                    ended.whole();
                 }
-                ended.whole();
             });
         }
     });
@@ -95,17 +89,10 @@ pub fn use_a_loader_in_a_fork(given: &Given) {
         check_that_a_fork_is_told(loader, epoch, batch);
         say("in_fork_ms", begun.elapsed().as_millis());
         let own = given.builder(&set).unwrap().build().unwrap();
-        let delivered = own
-            .epoch(0)
-            .unwrap()
-            .map(|batch| check(&batch.unwrap(), given))
-            .sum::<usize>();
+        let batches = own.epoch(0).unwrap();
+        let delivered: usize = batches.map(|batch| check(&batch.unwrap(), given)).sum();
         drop(own);
-        assert_eq!(
-            (delivered, leaked()),
-            (set.samples(), 0),
-            "a loader of the fork's own"
-        );
+        assert_eq!((delivered, leaked()), (set.samples(), 0));
         0
     });
     assert_eq!(status_of(fork.unwrap()), Some(0));
@@ -125,37 +112,23 @@ pub fn use_a_loader_in_a_fork(given: &Given) {
 
 /// Checks that every call names the fork, and that every drop returns.
 fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
-    let told = |error: Error| {
-        assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
-        assert!(
-            error
-                .message()
-                .contains("this process was forked after its loader was built"),
-            "{error}"
-        );
-    };
+    let words = "this process was forked after its loader was built";
+    let told = |error: Error| drop(assert_error(&error, ErrorKind::Forked, &[words]));
     told(epoch.next().unwrap().unwrap_err());
-    assert!(
-        (1..9).all(|_| epoch.next().is_none()),
-        "an iterator goes on behind its error"
-    );
+    let ended = (1..9).all(|_| epoch.next().is_none());
+    assert!(ended, "an iterator goes on behind its error");
     told(loader.epoch(1).unwrap_err());
     told(loader.steps(1).unwrap_err());
     told(loader.ready().unwrap_err());
     told(loader.state().unwrap_err());
     told(loader.preview(0, 1).unwrap_err());
     // What cannot say so has nothing to tell, and waits for no lock.
-    let nothing = Snapshot::default();
-    let report = epoch.report();
-    assert_eq!(
-        (loader.snapshot(), loader.timeline(), loader.next_epoch()),
-        (nothing, Timeline::default(), 0)
-    );
-    assert!(
-        loader.ledger().samples.is_empty()
-            && !report.to_string().is_empty()
-            && !loader.report().to_string().is_empty()
-    );
+    assert_eq!(loader.snapshot(), Snapshot::default());
+    assert_eq!(loader.timeline(), Timeline::default());
+    assert_eq!(loader.next_epoch(), 0);
+    assert!(loader.ledger().samples.is_empty());
+    assert!(!epoch.report().to_string().is_empty());
+    assert!(!loader.report().to_string().is_empty());
     drop(epoch);
     told(loader.epoch(1).unwrap_err());
     drop(batch);
@@ -166,10 +139,8 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
 fn check(batch: &Batch, given: &Given) -> usize {
     let set = given.set();
     let rows = rows(batch);
-    assert!(
-        rows.iter().all(|(id, bytes)| set.is_sample(*id, bytes)),
-        "{batch:?}"
-    );
+    let right = rows.iter().all(|(id, bytes)| set.is_sample(*id, bytes));
+    assert!(right, "{batch:?}");
     rows.len()
 }
 
@@ -178,19 +149,13 @@ fn a_forked_child_is_told_to_build_its_own_loader() {
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     for (reader, way) in READERS.iter().enumerate() {
-        let task = Task::new("use in a fork")
-            .with("set", set.to_text())
-            .with("reader", reader);
-        let ended = task.run();
-        if denied_here(&ended) && reader != 0 {
-            super::child::skip("a fork", format!("{way:?}: no io_uring here"));
+        let ended = Task::on("use in a fork", &set, reader).run();
+        if skipped_here("a fork", reader, &ended) {
             continue;
         }
         assert!(ended.said("end").is_some(), "{way:?}: {ended:#?}");
-        eprintln!(
-            "{way:?}: all calls and drops in the fork took {} ms",
-            ended.number("in_fork_ms")
-        );
+        let ms = ended.number("in_fork_ms");
+        eprintln!("{way:?}: all calls and drops in the fork took {ms} ms");
     }
 }
 
@@ -200,13 +165,8 @@ fn a_fork_beside_a_live_loader_leaves_both_processes_whole() {
     let set = Set::usual(dir.path("")).write();
     for (reader, way) in READERS.iter().enumerate() {
         set.cool();
-        let task = Task::new("fork")
-            .with("set", set.to_text())
-            .with("reader", reader)
-            .with("epochs", 2);
-        let ended = task.run();
-        if denied_here(&ended) && reader != 0 {
-            super::child::skip("a fork", format!("{way:?}: no io_uring here"));
+        let ended = Task::on("fork", &set, reader).with("epochs", 2).run();
+        if skipped_here("a fork", reader, &ended) {
             continue;
         }
         ended.whole();
@@ -225,32 +185,27 @@ fn constant_interrupts_by_signals_cost_only_time() {
         for (reader, way) in READERS.iter().enumerate() {
             let set = &set;
             scope.spawn(move || {
-                let task = Task::pull(set, reader)
-                    .with("interrupted", number)
-                    .with("epochs", 10);
-                let mut child = Running::start(task.command());
+                let task = Task::pull(set, reader).with("interrupted", number);
+                let mut child = Running::start(task.with("epochs", 10).command());
                 if !child.until("start") {
                     panic!("{way:?}: {:#?}", child.end());
                 }
                 let pid = child.pid().as_raw_nonzero().get();
                 let mut sent = 0;
                 while !child.over() {
-                    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
-                        .into_iter()
-                        .flatten()
-                        .flatten();
-                    for thread in tasks.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+                    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+                    let names = tasks.into_iter().flatten().flatten();
+                    for thread in names.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
                     {
                         sent += u32::from(interrupt(pid, thread, number));
                     }
                     std::thread::sleep(Duration::from_micros(200));
                 }
                 let ended = child.end();
-                if denied_here(&ended) && reader != 0 {
-                    return super::child::skip("signals", format!("{way:?}: no io_uring here"));
+                if !skipped_here("signals", reader, &ended) {
+                    ended.whole();
+                    eprintln!("{way:?}: {sent} signals");
                 }
-                ended.whole();
-                eprintln!("{way:?}: {sent} signals");
             });
         }
     });

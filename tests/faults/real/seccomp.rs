@@ -18,9 +18,9 @@ unsafe extern "C" {
 }
 
 const PR_SET_NO_NEW_PRIVS: c_int = 38;
-const SECCOMP_SET_MODE_FILTER: c_uint = 1;
+const MODE_FILTER: c_uint = 1;
 /// For all threads of the process.
-const SECCOMP_FILTER_FLAG_TSYNC: c_uint = 1;
+const FLAG_TSYNC: c_uint = 1;
 #[cfg(target_arch = "x86_64")]
 const SYS_SECCOMP: c_long = 317;
 #[cfg(not(target_arch = "x86_64"))]
@@ -73,33 +73,20 @@ pub fn deny(calls: &[u32], errno: i32) -> io::Result<()> {
         len: instructions.len() as c_ushort,
         instructions: instructions.as_ptr(),
     };
+    let yes: c_ulong = 1;
+    let no: c_ulong = 0;
     // SAFETY: four integers after the option, as the kernel wants them.
-    if unsafe {
-        prctl(
-            PR_SET_NO_NEW_PRIVS,
-            1 as c_ulong,
-            0 as c_ulong,
-            0 as c_ulong,
-            0 as c_ulong,
-        )
-    } != 0
-    {
+    if unsafe { prctl(PR_SET_NO_NEW_PRIVS, yes, no, no, no) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the program and its instructions are live, of the kernel's layout, and only read;
     // every jump ends inside.
-    match unsafe {
-        syscall(
-            SYS_SECCOMP,
-            SECCOMP_SET_MODE_FILTER,
-            SECCOMP_FILTER_FLAG_TSYNC,
-            &raw const program,
-        )
-    } {
+    match unsafe { syscall(SYS_SECCOMP, MODE_FILTER, FLAG_TSYNC, &raw const program) } {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
-        thread => Err(io::Error::other(format!(
-            "thread {thread} cannot take the filter over"
-        ))),
+        thread => {
+            let words = format!("thread {thread} cannot take the filter over");
+            Err(io::Error::other(words))
+        }
     }
 }

@@ -3,7 +3,7 @@
 use feedline::Error;
 use feedline::dataset::Records;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::common::noise;
 
@@ -32,6 +32,15 @@ impl Set {
         }
     }
 
+    /// The same with other numbers of files and of records in each.
+    pub fn sized(self, files: usize, per_file: usize) -> Self {
+        Self {
+            files,
+            per_file,
+            ..self
+        }
+    }
+
     /// Writes it, and takes it out of the page cache.
     pub fn write(self) -> Self {
         let set = self.write_warm();
@@ -51,11 +60,10 @@ impl Set {
     /// Takes it out of the page cache, so that reads reach storage.
     pub fn cool(&self) {
         for file in 0..self.files {
-            let Ok(file) = File::open(self.path(file)) else {
-                continue;
-            };
-            let _ = file.sync_all();
-            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+            if let Ok(file) = File::open(self.path(file)) {
+                let _ = file.sync_all();
+                let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+            }
         }
     }
 
@@ -85,10 +93,9 @@ impl Set {
     pub fn sample(&self, id: u64, version: u64) -> Vec<u8> {
         let page = noise(self.record.min(4096), 1 + id + (version << 32));
         let mut bytes: Vec<u8> = page.iter().copied().cycle().take(self.record).collect();
-        bytes
-            .chunks_mut(4096)
-            .enumerate()
-            .for_each(|(number, page)| page[0] ^= number as u8);
+        for (number, page) in bytes.chunks_mut(4096).enumerate() {
+            page[0] ^= number as u8;
+        }
         bytes
     }
 
@@ -104,30 +111,23 @@ impl Set {
     }
 
     pub fn to_text(&self) -> String {
-        let Self {
-            dir,
-            files,
-            per_file,
-            record,
-            batch,
-        } = self;
-        format!("{files} {per_file} {record} {batch} {}", dir.display())
+        let numbers = [self.files, self.per_file, self.record, self.batch];
+        format!(
+            "{} {}",
+            numbers.map(|number| number.to_string()).join(" "),
+            self.dir.display()
+        )
     }
 
     pub fn from_text(text: &str) -> Self {
-        let [files, per_file, record, batch, dir] = text.splitn(5, ' ').collect::<Vec<_>>()[..]
-        else {
-            panic!("{text}")
-        };
-        let number = |text: &str| text.parse::<usize>().unwrap();
-        let files = number(files);
-        let per_file = number(per_file);
+        let words: Vec<&str> = text.splitn(5, ' ').collect();
+        let number = |at: usize| words[at].parse::<usize>().unwrap();
         Self {
-            dir: Path::new(dir).into(),
-            files,
-            per_file,
-            record: number(record),
-            batch: number(batch),
+            dir: words[4].into(),
+            files: number(0),
+            per_file: number(1),
+            record: number(2),
+            batch: number(3),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! counted, and nothing hangs.
 
 use super::child::{Ended, Outcome, Running, Task, skip};
-use super::denied::denied_here;
+use super::denied::skipped_here;
 use super::fuse::{Fuse, Reads};
 use crate::common::sweep;
 use crate::common::{Dir, READERS};
@@ -24,20 +24,17 @@ fn storage_that_never_answers_does_not_block_the_drop() {
 }
 
 fn never(reader: usize, reads: Reads, reported: bool) {
+    let test = "storage that never answers";
     let dir = Dir::new();
     let what = format!("{:?}, {reads:?}", READERS[reader]);
     let mut fuse = match Fuse::new(&dir.path("mount"), reads) {
         Ok(fuse) => fuse,
-        Err(why) => return skip("storage that never answers", why),
+        Err(why) => return skip(test, why),
     };
     let go = dir.path("go");
     let task = Task::pull(&fuse.set, reader).with("go", go.display());
-    let task = if reported {
-        task.with("stall_ms", 1200)
-    } else {
-        task.with("patience", 1200)
-    };
-    let mut child = Running::start(task.command());
+    let limit = if reported { "stall_ms" } else { "patience" };
+    let mut child = Running::start(task.with(limit, 1200).command());
     if child.until("planned") {
         fuse.begin();
         std::fs::write(go, "").unwrap();
@@ -47,11 +44,8 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     // Only now the process can end: a thread in such a read prevents it.
     fuse.abort();
     let ended = child.end();
-    if denied_here(&ended) && reader != 0 {
-        return skip(
-            "storage that never answers",
-            format!("{what}: no io_uring here"),
-        );
+    if skipped_here(test, reader, &ended) {
+        return;
     }
     assert!(came, "{what}: {ended:#?}");
     assert!(held > 0, "{what}: nothing was held: {ended:#?}");
@@ -67,16 +61,14 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     let Outcome::Failed(fault) = ended.outcome(true) else {
         panic!("{what}: nothing failed: {ended:#?}")
     };
-    assert_eq!(fault.kind, "stalled", "{what}: {fault:?}");
-    assert!(fault.is_placed(), "{what}: {fault:?}");
+    let text = &fault.text;
+    assert_eq!(fault.kind, "stalled", "{what}: {text}");
+    assert!(fault.is_placed(), "{what}: {text}");
     assert!(
-        fault.text.contains("001.bin") && fault.text.contains(" s"),
-        "{what}: {fault:?}"
+        text.contains("001.bin") && text.contains(" s"),
+        "{what}: {text}"
     );
-    eprintln!(
-        "{what}: {}; dropped in {drop_ms} ms, {leaked} left behind",
-        fault.text
-    );
+    eprintln!("{what}: {text}; dropped in {drop_ms} ms, {leaked} left behind");
 }
 
 /// Before the build: the loader can do without some facts about the files, and reports the others
@@ -93,12 +85,8 @@ fn storage_that_stops_before_build_is_an_error() {
         fuse.begin();
         let go = dir.path("go");
         std::fs::write(&go, "").unwrap();
-        let mut child = Running::start(
-            Task::pull(&fuse.set, reader)
-                .with("go", go.display())
-                .with("stall_ms", 1200)
-                .command(),
-        );
+        let task = Task::pull(&fuse.set, reader).with("go", go.display());
+        let mut child = Running::start(task.with("stall_ms", 1200).command());
         let came = child.until("end");
         fuse.abort();
         let ended = child.end();
@@ -107,49 +95,39 @@ fn storage_that_stops_before_build_is_an_error() {
         assert!(text.contains("stalled"), "{what}: {ended:#?}");
     };
     std::thread::scope(|scope| {
-        [0, 3, 4]
-            .map(|reader| scope.spawn(move || stops(reader)))
-            .map(drop)
+        for reader in [0, 3, 4] {
+            scope.spawn(move || stops(reader));
+        }
     });
 }
 
 #[test]
 fn slow_storage_is_waited_for_and_loses_nothing() {
     let time = Duration::from_millis(sweep::size(50, 200, 200));
-    each(
-        "storage that answers late",
-        Reads::Late(time),
-        |way, ended| {
-            eprintln!("{way}: whole");
-            ended.whole();
-        },
-    );
+    let test = "storage that answers late";
+    each(test, Reads::Late(time), |way, ended| {
+        eprintln!("{way}: whole");
+        ended.whole();
+    });
 }
 
 #[test]
 fn storage_that_answers_short_is_an_error_with_its_place() {
-    each(
-        "storage that answers with EIO",
-        Reads::Fails(Errno::IO),
-        |way, ended| {
-            let fault = ended.failed();
-            assert!(
-                fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()),
-                "{way}: {fault:?}"
-            );
-            eprintln!("{way}: {}", fault.text);
-        },
-    );
+    let test = "storage that answers with EIO";
+    each(test, Reads::Fails(Errno::IO), |way, ended| {
+        let fault = ended.failed();
+        let coded = fault.has_code(Errno::IO.raw_os_error());
+        assert!(coded && fault.is_placed(), "{way}: {fault:?}");
+        eprintln!("{way}: {}", fault.text);
+    });
     // Past the page cache: within it the kernel takes a short answer for the end of the file, and
     // shows zeros after it once it has asked for the length again. Only a checksum can tell these
     // from bytes of the file.
     each("storage that answers short", Reads::Short, |way, ended| {
         if way.contains("On)") {
             let fault = ended.failed();
-            assert!(
-                ["truncated", "changed since it was indexed"].contains(&fault.kind.as_str()),
-                "{way}: {fault:?}"
-            );
+            let known = ["truncated", "changed since it was indexed"];
+            assert!(known.contains(&fault.kind.as_str()), "{way}: {fault:?}");
             assert!(fault.is_placed(), "{way}: {fault:?}");
             eprintln!("{way}: {}", fault.text);
         }
@@ -167,20 +145,16 @@ fn each(test: &str, reads: Reads, judge: impl Fn(&str, &Ended) + Sync) {
                     Err(why) => return skip(test, why),
                 };
                 let go = dir.path("go");
-                let mut child = Running::start(
-                    Task::pull(&fuse.set, reader)
-                        .with("go", go.display())
-                        .command(),
-                );
+                let task = Task::pull(&fuse.set, reader).with("go", go.display());
+                let mut child = Running::start(task.command());
                 if child.until("planned") {
                     fuse.begin();
                     std::fs::write(go, "").unwrap();
                 }
                 let ended = child.end();
-                if denied_here(&ended) && reader != 0 {
-                    return skip(test, format!("{way:?}: no io_uring here"));
+                if !skipped_here(test, reader, &ended) {
+                    judge(&format!("{way:?}"), &ended);
                 }
-                judge(&format!("{way:?}"), &ended);
             });
         }
     });

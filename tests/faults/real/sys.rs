@@ -32,10 +32,9 @@ const MNT_DETACH: c_int = 2;
 const WNOHANG: c_int = 1;
 
 fn checked(result: c_int) -> io::Result<c_int> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result)
+    match result {
+        ..0 => Err(io::Error::last_os_error()),
+        _ => Ok(result),
     }
 }
 
@@ -66,21 +65,11 @@ fn mounted(
     flags: c_ulong,
     options: &str,
 ) -> io::Result<()> {
-    let source = text(source);
-    let target = text(target);
-    let kind = text(kind);
-    let options = text(options);
+    let texts = [text(source), text(target), text(kind), text(options)];
+    let [source, target, kind, options] = texts.each_ref().map(|text| text.as_ptr());
     // SAFETY: four strings with their NULs, which live until the call is over; the kernel reads
     // them.
-    checked(unsafe {
-        mount(
-            source.as_ptr(),
-            target.as_ptr(),
-            kind.as_ptr(),
-            flags,
-            options.as_ptr().cast::<c_void>(),
-        )
-    })?;
+    checked(unsafe { mount(source, target, kind, flags, options.cast::<c_void>()) })?;
     Ok(())
 }
 

@@ -47,11 +47,7 @@ fn memory() -> LoaderBuilder {
 
 /// Pulls an epoch that must end with a stall; gives the error.
 fn stall(loader: &Loader) -> Error {
-    let error = loader
-        .epoch(0)
-        .unwrap()
-        .find_map(Result::err)
-        .expect("it ended well");
+    let error = end_of(loader, 0);
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     error
 }
@@ -59,16 +55,10 @@ fn stall(loader: &Loader) -> Error {
 #[test]
 fn a_deadline_of_less_than_20_ms_is_refused() {
     for deadline in [Duration::ZERO, Duration::from_nanos(3), ms(19)] {
-        let error = memory()
-            .tuning(|t| t.stall_deadline(deadline))
-            .build()
-            .unwrap_err();
-        assert_eq!(
-            (error.kind(), error.stage()),
-            (ErrorKind::Config, Stage::Build),
-            "{error}"
-        );
-        assert!(error.message().contains("stall_deadline"), "{error}");
+        let builder = memory().tuning(|t| t.stall_deadline(deadline));
+        let error = builder.build().unwrap_err();
+        assert_error(&error, ErrorKind::Config, &["stall_deadline"]);
+        assert_eq!(error.stage(), Stage::Build, "{error}");
     }
     // On a busy machine the build itself may take longer.
     let built = memory().tuning(|t| t.stall_deadline(ms(20))).build();
@@ -139,24 +129,13 @@ fn a_loader_can_start_an_epoch_after_a_stall() {
         );
         let mut epoch = loader.epoch(0).unwrap();
         let held = epoch.next().unwrap().unwrap();
-        assert_eq!(
-            epoch.find_map(Result::err).unwrap().kind(),
-            ErrorKind::Stalled
-        );
+        let error = epoch.find_map(Result::err).unwrap();
+        assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
         assert_eq!(stall(&loader).site().sample, Some(41));
         gate.open();
-        assert_eq!(
-            loader
-                .epoch(1)
-                .unwrap()
-                .map(|batch| batch.unwrap().len())
-                .sum::<usize>(),
-            400
-        );
+        assert_eq!(pull(&loader, 1).unwrap().len(), 400);
         drop(loader);
-        assert_eq!(
-            held.fields().next().unwrap().as_bytes().unwrap(),
-            &bytes[..256]
-        );
+        let field = held.fields().next().unwrap();
+        assert_eq!(field.as_bytes().unwrap(), &bytes[..256]);
     }
 }

@@ -91,13 +91,7 @@ fn with_ledger(path: &Path) -> LoaderBuilder {
 fn a_ledger_where_a_folder_or_a_fifo_is_is_refused() {
     let dir = Dir::new();
     let fifo = dir.path("fifo");
-    assert!(
-        std::process::Command::new("mkfifo")
-            .arg(&fifo)
-            .status()
-            .unwrap()
-            .success()
-    );
+    crate::hostile::fifo(&fifo);
     for path in [dir.path(""), fifo, "/dev/full".into()] {
         assert!(with_ledger(&path).build().is_err(), "{}", path.display());
     }
