@@ -710,7 +710,11 @@ fn lengths_that_do_not_match_the_data_are_named() {
             vec![10, 1000],
             "field `label` has a fixed shape: groups cannot shorten it",
         ),
-        ("image", vec![10], "1 lengths of field `image` for 2 groups"),
+        (
+            "image",
+            vec![10],
+            "1 lengths of field `image` for 2 groups: give one for each",
+        ),
         (
             "image",
             vec![10, 1001],

@@ -685,7 +685,11 @@ fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
         (Twist::Twice, ErrorKind::User, "`raw` twice"),
         (Twist::NoSuchSource, ErrorKind::User, "names source 7"),
         (Twist::ForgetsAField, ErrorKind::User, "`label`"),
-        (Twist::NoSuchField, ErrorKind::User, "names field 9"),
+        (
+            Twist::NoSuchField,
+            ErrorKind::User,
+            "gave a part for field 9",
+        ),
         (
             Twist::Panics,
             ErrorKind::Panicked,
@@ -788,7 +792,7 @@ fn build_refuses_illegal_settings_with_a_message() {
     ];
     let empty = [
         (start().batch_size(11).last_batch(last), large),
-        (start().order(Order::indices([])), "no positions"),
+        (start().order(Order::indices([])), "order is empty"),
     ];
     let budget = [(start().memory_budget(1000), "sum")];
     let all = [

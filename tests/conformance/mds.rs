@@ -346,7 +346,7 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
     let up_to = of("fixed").raw(Field::up_to("fixed", DType::U8, 12));
     let cases = [
         (of("nope"), nope),
-        (twice, "asked for twice"),
+        (twice, "selected twice"),
         (none, "0 columns"),
         (
             Mds::builder().raw(fixed("nope", DType::U8, &[])),
