@@ -467,7 +467,7 @@ fn a_dataset_that_panics_is_an_error_of_its_sample() {
         let lies: [(Lie, ErrorKind, &str); 9] = [
             (panics, Panicked, "out of memory"),
             (|| vec![], User, "gave no bytes for field `x`"),
-            (|| vec![(1, At(0, 0, 1))], User, "names field 1"),
+            (|| vec![(1, At(0, 0, 1))], User, "gave a part for field 1"),
             (|| vec![(0, At(7, 0, 16_384))], User, "names source 7"),
             (|| vec![(0, At(0, END, 16_384))], Truncated, PAST),
             (|| vec![(0, At(0, u64::MAX, 2))], Truncated, PAST),
