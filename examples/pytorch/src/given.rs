@@ -96,8 +96,17 @@ impl<'py> Given<'py> {
 }
 
 /// Settings that are lists of one kind of entry.
-const LISTS: [&str; 10] = [
-    "lengths", "bounds", "sizes", "buckets", "indices", "subset", "weights", "keep", "columns",
+const LISTS: [&str; 11] = [
+    "lengths",
+    "bounds",
+    "sizes",
+    "buckets",
+    "indices",
+    "subset",
+    "weights",
+    "sample_weights",
+    "keep",
+    "columns",
     "trim",
 ];
 
@@ -206,7 +215,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "schedule" => "give a list of (first position, list of weights)",
         "take" | "leave" => "give (fraction, key)",
         "subset" | "indices" => "give a list of numbers, or a mask: True or False for each sample",
-        "weights" => "give a list of numbers",
+        "weights" | "sample_weights" => "give a list of numbers",
         "keep" | "columns" | "trim" => "give a list",
         "lengths" => "give a list of whole numbers, such as loader.lengths(NAME)",
         "packed" => "give a dict, {\"tokens\": NUMBER, \"bins\": PATH}",

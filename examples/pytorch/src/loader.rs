@@ -12,7 +12,7 @@ use feedline::device::{DeviceKind, StreamUse};
 use feedline::dlpack::{BatchStreams, Dlpack, Tensors};
 use feedline::error::Stage;
 use feedline::memory::{Budget, Numa};
-use feedline::order::Groups;
+use feedline::order::{Groups, Weights};
 use feedline::process::Process;
 use feedline::profile::ranks::RankReport;
 use feedline::profile::{Across, Change, Names, WhatIf, prometheus, trace};
@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -112,8 +112,8 @@ impl Loader {
         let settings = Settings::of(&mut given, &code, &pictures)?;
         let found = given.take("ranks")?;
         given.finish()?;
-        if source.is_packed() && settings.order.indices.is_some() {
-            let message = "indices are of samples, and samples of packed are rows of several documents: subset, take and leave \
+        if source.is_packed() && settings.order.names_samples() {
+            let message = "indices and sample_weights are of samples, and samples of packed are rows of several documents: subset, take and leave \
                            choose documents, before they are packed into bins of their own";
             return Err(exception(py, &config(message)));
         }
@@ -190,6 +190,21 @@ impl Loader {
             ids: settings.ids,
             stop,
         })
+    }
+
+    /// Draws the samples of the next epochs by these weights.
+    fn _reweight(slf: &Bound<'_, Self>, weights: Vec<f64>) -> PyResult<()> {
+        let py = slf.py();
+        let loader = Self::settled(slf)?;
+        let drawn = slf.get().recipe.settings.order.drawn.as_ref();
+        let drawn = drawn.ok_or_else(|| {
+            exception(
+                py,
+                &config("this loader was not made with sample_weights or weights_of"),
+            )
+        })?;
+        let set = || loader.weights(drawn.of_samples(weights.into())?);
+        py.detach(set).map_err(|error| exception(py, &error))
     }
 
     /// Where the run stands, after the last batch received, or `advance` batches into `epoch`:
@@ -703,7 +718,7 @@ impl Recipe {
         let builder = self
             .source
             .builder(&self.dataset, &self.pictures, settings.seed)?;
-        let (builder, device) = settings.apply(builder, &*self.dataset, shard, device)?;
+        let (builder, device) = settings.apply(builder, &self.dataset, shard, device)?;
         let loader = builder.build()?;
         no_doubled_names(&loader, settings.ids)?;
         let arrays = Arc::new(Arrays::of(&loader));
@@ -1022,9 +1037,100 @@ struct OrderArgs {
     window: Option<usize>,
     lanes: Option<u32>,
     indices: Option<Chosen>,
+    drawn: Option<Drawn>,
     groups: Option<Groups>,
     /// Batches by a budget have equally many rows on all ranks.
     evens: bool,
+}
+
+/// Draws by weights.
+struct Drawn {
+    by: DrawnBy,
+    draws: Option<u64>,
+    replacement: bool,
+    /// Made once: the classes are read for it.
+    weights: OnceLock<Weights>,
+}
+
+enum DrawnBy {
+    Weights(Arc<[f64]>),
+    /// Equally many of each value of this field.
+    Classes(String),
+}
+
+impl Drawn {
+    fn of(given: &mut Given<'_>) -> PyResult<Option<Self>> {
+        let py = given.py();
+        let bad = |message: &str| Err(exception(py, &config(message)));
+        let weights: Option<Vec<f64>> = given.take("sample_weights")?;
+        let classes: Option<String> = given.take("weights_of")?;
+        let draws: Option<u64> = given.take("draws")?;
+        let replacement: Option<bool> = given.take("replacement")?;
+        let by = match (weights, classes) {
+            (Some(_), Some(_)) => return bad("sample_weights or weights_of, not both"),
+            (Some(weights), None) => DrawnBy::Weights(weights.into()),
+            (None, Some(_)) if replacement == Some(false) => {
+                return bad("replacement=False is for sample_weights: every class would run out");
+            }
+            (None, Some(classes)) => DrawnBy::Classes(classes),
+            (None, None) if draws.is_some() || replacement.is_some() => {
+                return bad("draws and replacement are for sample_weights or weights_of");
+            }
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Self {
+            by,
+            draws,
+            replacement: replacement.unwrap_or(true),
+            weights: OnceLock::new(),
+        }))
+    }
+
+    fn weights(&self, dataset: &Arc<dyn Dataset>) -> Result<Weights> {
+        if let Some(made) = self.weights.get() {
+            return Ok(made.clone());
+        }
+        let made = match &self.by {
+            DrawnBy::Weights(weights) => self.of_samples(weights.clone())?,
+            DrawnBy::Classes(field) => self.drawn(Weights::balanced(&classes(dataset, field)?)?),
+        };
+        Ok(self.weights.get_or_init(|| made).clone())
+    }
+
+    fn of_samples(&self, weights: Arc<[f64]>) -> Result<Weights> {
+        Ok(self.drawn(if self.replacement {
+            Weights::new(&weights)?
+        } else {
+            Weights::without_replacement(weights)?
+        }))
+    }
+
+    fn drawn(&self, weights: Weights) -> Weights {
+        self.draws.into_iter().fold(weights, Weights::draws)
+    }
+}
+
+/// The values of a field that is one number for each sample.
+fn classes(dataset: &Arc<dyn Dataset>, field: &str) -> Result<Vec<Vec<u8>>> {
+    let loader = feedline::Loader::builder(dataset.clone())
+        .keep([field])
+        .batch_size(1024)
+        .build()?;
+    let is_number =
+        |of: &feedline::tensor::Field| of.name() == field && of.shape().dims().is_empty();
+    if !loader.spec().iter().any(is_number) {
+        return Err(config(format!(
+            "weights_of={field:?}: its rows are not single numbers; give sample_weights"
+        )));
+    }
+    let mut classes = Vec::new();
+    for batch in loader.epoch(0)? {
+        let batch = batch?;
+        let field = batch.field(field)?;
+        let bytes = field.as_bytes()?;
+        classes.extend(bytes.chunks(bytes.len() / batch.len()).map(<[u8]>::to_vec));
+    }
+    Ok(classes)
 }
 
 /// Bounds of groups, or how many there shall be.
@@ -1266,6 +1372,7 @@ impl Settings {
                 window: given.take("window")?,
                 lanes: given.take("lanes")?,
                 indices: given.take("indices")?,
+                drawn: Drawn::of(given)?,
                 groups,
                 evens: matches!(rows, Rows::Budget),
             },
@@ -1293,7 +1400,7 @@ impl Settings {
     fn apply(
         &self,
         builder: LoaderBuilder,
-        dataset: &dyn Dataset,
+        dataset: &Arc<dyn Dataset>,
         shard: Rank,
         device: Option<&str>,
     ) -> Result<(LoaderBuilder, String)> {
@@ -1325,11 +1432,16 @@ fn step<T: Clone + Send + Sync + 'static>(
 }
 
 impl OrderArgs {
+    /// Whether it names single samples of the dataset.
+    fn names_samples(&self) -> bool {
+        self.indices.is_some() || self.drawn.is_some()
+    }
+
     /// The order of the samples; none for a mix, which has its own.
     fn order(
         &self,
         seed: Option<u64>,
-        dataset: &dyn Dataset,
+        dataset: &Arc<dyn Dataset>,
         shard: Rank,
     ) -> Result<Option<Order>> {
         let other = self.window.is_some() || self.lanes.is_some() || self.groups.is_some();
@@ -1341,6 +1453,17 @@ impl OrderArgs {
             return Err(config(
                 "window, lanes and lengths are not for a mix or indices",
             ));
+        }
+        if let Some(drawn) = &self.drawn {
+            if other || mixed || self.indices.is_some() {
+                return Err(config(
+                    "sample_weights and weights_of are not for a mix, indices, window, lanes or lengths",
+                ));
+            }
+            let seed = seed.ok_or_else(|| {
+                config("samples are drawn by weights: shuffle, the seed of the draws, is missing")
+            })?;
+            return Ok(Some(Order::weighted(seed, drawn.weights(dataset)?)));
         }
         if mixed {
             return Ok(None);

@@ -98,6 +98,16 @@ class Settings(TypedDict, total=False):
     indices: Sequence[int] | None
     """The samples of each epoch, in this order, or shuffled by `shuffle`. Ids may repeat. Or a mask: True or False for each sample.
     Not for `packed`: see `subset`."""
+    sample_weights: Sequence[float] | None
+    """A weight for each sample: an epoch draws samples by them, with `shuffle` as seed. Ranks share the draws, and a run resumes exactly.
+
+    `loader.set_sample_weights(w)` sets others between two epochs. In place of torch's WeightedRandomSampler."""
+    weights_of: str | None
+    """In place of `sample_weights`: the field with the class of each sample, such as "label". Every class is drawn equally often."""
+    draws: int | None
+    """The number of draws of an epoch, of all ranks together; by default the number of samples."""
+    replacement: bool | None
+    """False: `sample_weights` draw each sample at most once in an epoch."""
     weights: Sequence[float] | None
     """Of several paths, mixes the data by these weights, with `shuffle` as seed. Without weights one follows the other."""
     schedule: Sequence[tuple[int, Sequence[float]]] | None
@@ -623,6 +633,13 @@ class Loader(_Native, Generic[Out]):
         import numpy
 
         return numpy.frombuffer(self._lengths(name), numpy.uint64)
+
+    def set_sample_weights(self, weights: Sequence[float]) -> None:
+        """Draws the samples of the next epochs by these weights: between two epochs, the same on every rank.
+
+        For a loader made with `sample_weights` or `weights_of`. A checkpoint of an epoch resumes with the weights of that epoch.
+        """
+        self._reweight(_settings.plain(weights))
 
     def picture_sizes(self, file: Path, name: str = "image") -> numpy.ndarray:
         """Height and width of the picture of every sample, of those that `subset` and the like leave: `sizes` for `buckets` and `patches`.

@@ -16,7 +16,7 @@ ELSEWHERE = {
     "prefetch_factor": "give `slots`, the batches in memory at once",
     "persistent_workers": "leave it out: workers are threads that live as long as the loader",
     "collate_fn": "rows are batched by the loader; give `map_batch` to change a batch",
-    "sampler": "give `indices`, `shuffle`, `weights` or `schedule`",
+    "sampler": "give `indices`, `shuffle`, `sample_weights`, `weights` or `schedule`",
     "batch_sampler": "give `batch_size` with `indices`, `shuffle` or `weights`",
     "worker_init_fn": "leave it out: workers are threads; `map_batch` gets the seed of each batch",
     "timeout": "give `stall_deadline`, in seconds",
