@@ -17,6 +17,7 @@ use feedline::process::Process;
 use feedline::profile::ranks::RankReport;
 use feedline::profile::{Across, Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
+use feedline::tensor::{Field, Shape};
 use feedline::{
     BadSample, Batch, Device, ErrorKind, LastBatch, LoaderBuilder, OnBadSample, Order, Rank,
     Result, State, Stop,
@@ -1116,8 +1117,9 @@ fn classes(dataset: &Arc<dyn Dataset>, field: &str) -> Result<Vec<Vec<u8>>> {
         .keep([field])
         .batch_size(1024)
         .build()?;
-    let is_number =
-        |of: &feedline::tensor::Field| of.name() == field && of.shape().dims().is_empty();
+    let is_number = |of: &Field| {
+        of.name() == field && matches!(of.shape(), Shape::Fixed(dims) if dims.is_empty())
+    };
     if !loader.spec().iter().any(is_number) {
         return Err(config(format!(
             "weights_of={field:?}: its rows are not single numbers; give sample_weights"
