@@ -338,6 +338,12 @@ fn orders(data: &Data) -> Vec<Naive> {
         steps: steps.clone(),
         shuffled,
     };
+    let weighted = |once| Naive::Weighted {
+        weights: (0..samples).map(|id| 0.5 + (id % 5) as f64).collect(),
+        draws: samples / 2,
+        once,
+        seed: 5,
+    };
     let mut orders = vec![
         Naive::Sequential { lanes: 1 },
         Naive::Sequential { lanes: 4 },
@@ -346,6 +352,8 @@ fn orders(data: &Data) -> Vec<Naive> {
         indices(Some(5)),
         sampler(None),
         sampler(Some(5)),
+        weighted(false),
+        weighted(true),
     ];
     if data.toy.is_some() {
         orders.extend([1, 6].map(|lanes| Naive::windowed(5, 3, lanes)));

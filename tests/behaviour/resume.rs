@@ -12,7 +12,7 @@ use crate::common::runs::*;
 use crate::common::sweep;
 use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt, Mix, Records};
-use feedline::order::{Draws, Sampler};
+use feedline::order::{Draws, Sampler, Weights};
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
 use feedline::{Epoch, Error, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Rank, State};
@@ -170,7 +170,7 @@ fn naive(data: &Data, draws: &mut Draws) -> Naive {
     let seed = draws.next_u64();
     let lanes = [1, 2, 3, 4, 8][draws.below(5) as usize];
     let shuffled = draws.bool(0.5).then_some(seed);
-    match draws.below(if data.toy.is_some() { 9 } else { 6 }) {
+    match draws.below(if data.toy.is_some() { 10 } else { 7 }) {
         0 => Naive::Sequential { lanes: 1 },
         1 => Naive::Sequential { lanes },
         2 | 3 => Naive::Shuffled { seed },
@@ -187,6 +187,15 @@ fn naive(data: &Data, draws: &mut Draws) -> Naive {
                 step: draws.below(5),
             };
             Naive::Sampler { steps, shuffled }
+        }
+        6 => {
+            let weights = (0..samples).map(|_| 0.1 + draws.next_f64()).collect();
+            Naive::Weighted {
+                weights,
+                draws: 1 + draws.below(samples),
+                once: draws.bool(0.5),
+                seed,
+            }
         }
         _ => Naive::windowed(seed, 1 + draws.below(4) as usize, lanes),
     }
@@ -1001,6 +1010,74 @@ fn the_next_epoch_may_have_another_list_of_indices() {
         let right = parts(fresh.epoch(epoch).unwrap());
         gives(next.epoch(epoch), &right, "another list");
     }
+}
+
+#[test]
+fn weights_change_between_two_epochs_alone_and_on_all_ranks() {
+    let data = Data::memory(30, 8);
+    let weights = |first: f64| {
+        let all: Vec<f64> = (0..30)
+            .map(|id| if id < 15 { first } else { 1.0 })
+            .collect();
+        Weights::new(&all).unwrap().draws(12)
+    };
+    let make = |first: f64, rank| {
+        let order = Order::weighted(4, weights(first));
+        data.builder().order(order).batch_size(2).rank(rank)
+    };
+    let alone = Rank::single();
+    let loader = build(make(0.0, alone));
+    let mut epoch = loader.epoch(0).unwrap();
+    assert!(
+        epoch
+            .next()
+            .unwrap()
+            .unwrap()
+            .ids()
+            .iter()
+            .all(|id| *id >= 15)
+    );
+    assert_eq!(
+        loader.weights(weights(9.0)).unwrap_err().kind(),
+        ErrorKind::EpochLive
+    );
+    drop(epoch);
+    must_fail(
+        loader.weights(weights(9.0)),
+        ErrorKind::Config,
+        "set weights between two epochs",
+    );
+    let middle = loader.state().unwrap();
+    drop(parts(loader.epoch(0).unwrap()));
+    loader.weights(weights(9.0)).unwrap();
+    let end = loader.state().unwrap();
+    // As a loader that has had the new weights all the time.
+    let right = parts(build(make(9.0, alone)).epoch(1).unwrap());
+    gives(loader.epoch(1), &right, "other weights");
+    let resumed = build(make(9.0, alone).resume(end.clone()));
+    gives(resumed.epoch(1), &right, "resumed with other weights");
+    let words = "different weights: only a state between two epochs can resume with other weights";
+    refused(|| make(9.0, alone), &middle, ErrorKind::State, words);
+    // One of two ranks got other weights.
+    let states = [9.0, 8.0].map(|first| {
+        let rank = build(make(0.0, Rank::new(0, 2).unwrap()));
+        rank.weights(weights(first)).unwrap();
+        rank.state().unwrap()
+    });
+    must_say(State::agree(&states), "rank 1 has different weights");
+    let other = build(make(0.0, alone));
+    let fewer = weights(1.0).draws(11);
+    must_fail(
+        other.weights(fewer),
+        ErrorKind::Config,
+        "11 draws in an epoch, but the loader was built with 12",
+    );
+    let shuffled = build(data.builder().order(Order::shuffled(1)).batch_size(2));
+    must_fail(
+        shuffled.weights(weights(1.0)),
+        ErrorKind::Config,
+        "has no weights",
+    );
 }
 
 #[test]

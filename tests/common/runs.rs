@@ -11,7 +11,7 @@
 use super::toys::{Chunks, head_len};
 use super::{ALL_LAST, Dir, READERS, build, noise, reader, records, records_file};
 use feedline::dataset::{Dataset, DatasetExt, Records};
-use feedline::order::{Draws, Sampler};
+use feedline::order::{Draws, Sampler, Weights};
 use feedline::tensor::{DType, Field};
 use feedline::unstable::{Key, Permutation};
 use feedline::{
@@ -280,6 +280,12 @@ pub enum Naive {
         steps: Steps,
         shuffled: Option<u64>,
     },
+    Weighted {
+        weights: Vec<f64>,
+        draws: u64,
+        once: bool,
+        seed: u64,
+    },
 }
 
 impl Naive {
@@ -306,6 +312,18 @@ impl Naive {
             } => Order::windowed(*seed, *window).lanes(*lanes),
             Self::Indices { ids, shuffled } => then(Order::indices(ids.clone()), shuffled),
             Self::Sampler { steps, shuffled } => then(Order::sampler(steps.clone()), shuffled),
+            Self::Weighted {
+                weights,
+                draws,
+                once,
+                seed,
+            } => {
+                let weights = match once {
+                    true => Weights::without_replacement(weights.clone()),
+                    false => Weights::new(weights),
+                };
+                Order::weighted(*seed, weights.unwrap().draws(*draws))
+            }
         }
     }
 
@@ -320,7 +338,9 @@ impl Naive {
     pub fn seed(&self) -> u64 {
         match self {
             Self::Sequential { .. } => 0,
-            Self::Shuffled { seed } | Self::Windowed { seed, .. } => *seed,
+            Self::Shuffled { seed } | Self::Windowed { seed, .. } | Self::Weighted { seed, .. } => {
+                *seed
+            }
             Self::Indices { shuffled, .. } | Self::Sampler { shuffled, .. } => {
                 shuffled.unwrap_or(0)
             }
@@ -347,6 +367,8 @@ impl Naive {
                 let ids = (0..steps.len).map(|position| steps.id(epoch, position));
                 shuffle(ids.collect(), shuffled)
             }
+            // What the draws of an order are is for its own tests to say.
+            Self::Weighted { .. } => self.order().preview(samples, epoch, u64::MAX).unwrap(),
         }
     }
 
@@ -363,6 +385,7 @@ impl Naive {
                 steps,
                 shuffled: by,
             } => shuffled((0..steps.len).collect(), *by, epoch),
+            Self::Weighted { draws, .. } => (0..*draws).collect(),
             _ => Vec::new(),
         }
     }
