@@ -19,7 +19,7 @@ mod made;
 
 use common::{as_test, spread};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
-use feedline::order::Draws;
+use feedline::order::{Draws, Weights};
 use feedline::unstable::{Key, Permutation};
 use feedline::{Loader, Order, Rank};
 use made::Made;
@@ -28,6 +28,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const LENGTHS: [u64; 4] = [1_000, 1_000_000, 1_000_000_000, 1_000_000_000_000];
+const WEIGHTS: [u64; 2] = [1_000_000, 100_000_000];
 const CHUNKS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Records of 128 bytes, because their reads are not measured.
 const CHUNK_ROWS: u64 = 16;
@@ -145,6 +146,29 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
             bencher.iter(|| {
                 epoch += 1;
                 Order::shuffled(1).preview(black_box(n), epoch, 1)
+            });
+        });
+    }
+    for n in WEIGHTS.into_iter().take(if as_test() { 1 } else { 2 }) {
+        let weights: Vec<f64> = (0..n).map(|sample| (1 + sample % 7) as f64).collect();
+        let started = Instant::now();
+        let order = Order::weighted(1, Weights::new(&weights).unwrap());
+        println!(
+            "  table of {n} weights: {:.3} s",
+            started.elapsed().as_secs_f64()
+        );
+        group.bench_function(BenchmarkId::new("weighted", n), |bencher| {
+            let mut epoch = 0;
+            bencher.iter(|| {
+                epoch += 1;
+                order.preview(black_box(n), epoch, 1)
+            });
+        });
+        group.bench_function(BenchmarkId::new("weighted, 1000 indices", n), |bencher| {
+            let mut epoch = 0;
+            bencher.iter(|| {
+                epoch += 1;
+                order.preview(black_box(n), epoch, STEP)
             });
         });
     }
