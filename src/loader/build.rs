@@ -198,8 +198,8 @@ impl LoaderBuilder {
         })
     }
 
-    /// [Memory](Self::reserved) for the workers, or by default for as many as the free memory
-    /// allows.
+    /// [Reserves](Self::reserved) memory for the set number of workers, or by default for as many
+    /// as fit in the free memory.
     fn fitting(
         &self,
         fields: &Fields,

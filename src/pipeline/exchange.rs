@@ -31,7 +31,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// small enough that all workers finish a batch together.
 const RUN_BYTES: usize = 512 << 10;
 
-/// The queues to the I/O thread, bounded by the permits, and its waker.
+/// The queues to the I/O thread, and its waker. Permits (see [`pipeline`](super)) bound their
+/// lengths.
 pub(crate) struct ToIo {
     /// Runs of epochs to plan, newest last. The queue has no bound: starting an epoch must never
     /// wait for the I/O thread, and the I/O thread, which frees slots itself, must not wait for the
@@ -43,7 +44,7 @@ pub(crate) struct ToIo {
     pub(crate) misses: Queue<RowRun>,
     /// Chunks that missed the page cache.
     pub(crate) chunk_misses: Queue<Fetch>,
-    /// Returns permits for samples in flight from the workers.
+    /// Workers return permits for samples in flight through this channel.
     pub(crate) idle: Sender<Box<Sample>>,
     pub(crate) waker: Waker,
 }
@@ -75,15 +76,16 @@ pub(crate) struct Start {
     pub(crate) first: Arc<EpochJob>,
     /// Batches of the run.
     pub(crate) batches: u64,
-    /// Makes the next job: for a later epoch, or for batches of the same epoch that follow batches
-    /// the run leaves out.
+    /// Makes the next job: for a later epoch, or for batches of the same epoch that follow skipped
+    /// batches.
     pub(crate) next: Box<dyn FnMut() -> Result<Arc<EpochJob>> + Send>,
 }
 
 /// Rows for a worker to fill.
 pub(crate) struct ToFill {
     pub(crate) run: RowRun,
-    /// The open chunks that hold the rows; without chunks the rows are looked up.
+    /// The open chunks that contain the rows. `None` for a dataset without chunks, whose rows a
+    /// worker looks up in memory or the page cache.
     pub(crate) held: Option<Arc<Held>>,
 }
 
@@ -93,7 +95,8 @@ pub(crate) struct BadRow {
     pub(crate) run: RowRun,
     pub(crate) id: u64,
     pub(crate) error: Error,
-    /// The chunks of the row's piece, and the entry of the row's own chunk.
+    /// For a chunked dataset: the chunks of the row's piece, and the index of the row's chunk among
+    /// them.
     pub(crate) held: Option<(Arc<Held>, usize)>,
 }
 
@@ -233,8 +236,8 @@ impl ToWorkers {
     }
 }
 
-/// The paths of slots: full slots go to the iterator (through `.map_batch`, if set), free slots to
-/// the planner.
+/// The channels of slots: full slots go to the iterator (through `.map_batch`, if set), free slots
+/// to the planner.
 pub(crate) struct Exchange {
     /// The iterator's current run. Older runs are cancelled, and their slots are not delivered.
     pub(crate) generation: Arc<AtomicU64>,
@@ -307,7 +310,8 @@ impl Exchange {
         self.empty_if_closed();
     }
 
-    /// Called after each send to a channel: after the end, no thread receives from it.
+    /// Called after each send to a channel, because no thread receives from it after the loader's
+    /// end.
     pub(crate) fn empty_if_closed(&self) {
         if self.closed.load(Ordering::SeqCst) {
             self.empty();

@@ -5,15 +5,15 @@
 //! Opening (one chunk) ──┘
 //! ```
 //!
-//! A fetch owns all facts about its row or chunk. The dataset is not asked again for the extents to
-//! read, and no code relies on a second answer.
+//! A fetch stores everything that the dataset answered about its row or chunk. So the dataset is
+//! not asked again for the extents to read, and no code relies on a second answer.
 
 use super::chunks::Opening;
 use super::task::{Place, RowRun, Sample};
 use feedline_base::error::{Error, Lowest, Result};
 use feedline_core::memory::{IoBuf, MemoryTerm};
 
-/// The tables of at most `pending` samples in flight.
+/// Memory for the tables of at most `pending` samples in flight.
 pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
     MemoryTerm::TABLES.of(
         pending,

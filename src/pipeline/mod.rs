@@ -1,5 +1,4 @@
-//! The pipeline: from an order to full slots, in bounded memory. No thread waits for another
-//! thread's permit.
+//! The pipeline: from an order to full slots, in bounded memory and without deadlock.
 //!
 //! ```text
 //!                  ┌────────────── planner (the I/O thread) ───────────────┐

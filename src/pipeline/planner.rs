@@ -57,7 +57,7 @@ pub(crate) struct Planner {
     chunks: Option<Chunks>,
     to_read: VecDeque<Fetch>,
     warmth: Warmth,
-    /// Reads wait for ring bytes or permits. Decoding frees these, not the reader.
+    /// Reads wait for ring bytes or permits, which decoding frees, not the reader.
     no_room: bool,
     /// The time when the clock was last read.
     now: u64,
@@ -212,7 +212,8 @@ impl Planner {
         }
     }
 
-    /// Passes on pieces whose chunks are open, and starts to open the next chunks.
+    /// Passes pieces of batches whose chunks are open to the workers, and starts to open the next
+    /// chunks.
     fn advance_chunks(&mut self) {
         let Self {
             core,
@@ -270,9 +271,9 @@ impl Planner {
         }
     }
 
-    /// Begins a chunk or row; `None` if there is none. A stuck fetch goes first, then chunks to
-    /// read. Misses of the page cache follow, because their batches are almost complete. The other
-    /// planned rows come last.
+    /// Begins a chunk or row; `None` if there is none. A fetch that waits for ring bytes goes
+    /// first, then chunks to read. Misses of the page cache follow, because their batches are
+    /// almost complete. The other planned rows come last.
     fn begin_next(&mut self) -> Option<Begun> {
         if let Some(fetch) = self.reads.take_stuck().or_else(|| self.to_read.pop_front()) {
             if fetch.whose.is_over() {

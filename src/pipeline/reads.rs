@@ -42,7 +42,8 @@ pub(super) struct Reads {
     core: Arc<Core>,
     pub(super) reader: Box<dyn Reader>,
     pub(super) ring: Option<ByteRing>,
-    /// Indexed by the upper half of the tag; the lower half is the number of the piece.
+    /// Indexed by the upper half of an operation's tag. The lower half is the index of the piece in
+    /// its sample.
     flying: Vec<Option<Fetch>>,
     vacant: Vec<usize>,
     /// Idle permits, and the channel by which workers return them.
@@ -97,7 +98,7 @@ impl Reads {
         }
     }
 
-    /// Whether a row has a permit or can get one.
+    /// Whether a row can begin: one waits with its permit for ring bytes, or a permit is idle.
     pub(super) fn can_begin(&self) -> bool {
         self.stuck.is_some() || !self.idle.is_empty()
     }

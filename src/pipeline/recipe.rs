@@ -76,8 +76,8 @@ pub(crate) struct Recipe {
     pub(crate) directs: Vec<DirectStep>,
     /// The delivered fields.
     pub(crate) keep: Vec<KeptField>,
-    /// Packed fields: the number in the dataset, if its index has the lengths, and the number in
-    /// the slot.
+    /// Packed fields: the field's number in the dataset, if the dataset's index has the lengths;
+    /// and the field's number in the slot.
     pub(crate) packed: Vec<(Option<usize>, usize)>,
     /// Whether a decoder makes rows from pictures.
     pictures: bool,
@@ -105,7 +105,7 @@ pub(crate) struct DirectField {
 pub(crate) struct Drawn {
     pub(crate) epoch: u64,
     pub(crate) id: u64,
-    /// Number of the draw of this sample in the epoch.
+    /// A number that distinguishes this draw of the sample from its other draws in the epoch.
     pub(crate) draw: u64,
 }
 
@@ -278,7 +278,8 @@ impl Recipe {
             .fold(0, usize::saturating_add)
     }
 
-    /// Fields of the slot that only the device's operations need: batches have no room for them.
+    /// Fields of the slot that only the device's operations need. Delivered batches have no room
+    /// for them.
     pub(crate) fn staged(&self) -> Vec<usize> {
         let inputs = self.finishes.iter().map(|finishing| finishing.step.input);
         inputs

@@ -1,5 +1,5 @@
-//! How samples become rows: ask the dataset once, check, fetch the bytes, fill, add the place to
-//! errors.
+//! How samples become rows: ask the dataset once, check, fetch the bytes, fill the row, and add the
+//! location to errors.
 //!
 //! ```text
 //! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode/copy, map ──► row
@@ -120,7 +120,7 @@ impl Samples {
     }
 
     /// Places one of several parts of a field in the first row, from byte `start` on, and returns
-    /// its end.
+    /// its end offset.
     fn join(
         &self,
         field: usize,
@@ -174,7 +174,7 @@ impl Samples {
         if self.recipe.packed.is_empty() {
             return;
         }
-        // The maxima need no id.
+        // Only lengths from the index need a sample id; maximum lengths do not.
         let asks = self
             .recipe
             .packed
@@ -398,8 +398,8 @@ impl Samples {
     ) -> Result<()> {
         // Asked once per row.
         let framed = self.dataset.framed();
-        // The draw of the row's position in the order, also for a substitute. A mixture must search
-        // for the draw, as for the id.
+        // A substitute uses the draw number of the row's position, too. A mixture must search for
+        // this number, as for the id, so it is determined only if needed.
         let draw = match self.recipe.may_draw() {
             true => job
                 .order
@@ -508,7 +508,8 @@ impl Samples {
                 let mut own = row.only(mask(&handler.outputs));
                 let by_index = self.recipe.is_by_index(given.field);
                 let decoded = match by_index && own.stands_in() {
-                    // The row's space in the batch has the length of the sample that failed.
+                    // A substitute's row stays empty: its space in the batch has the length of the
+                    // failed sample.
                     true => own.set_len(handler.outputs.start, 0),
                     false => decoder
                         .decode(bytes, &mut ctx, &mut own)
@@ -583,7 +584,7 @@ impl Samples {
     }
 }
 
-/// Adding the place to errors.
+/// Adds locations to errors.
 impl Samples {
     /// The number of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
@@ -594,7 +595,7 @@ impl Samples {
             .position(|handler| handler.name == *name)
     }
 
-    /// Adds the sample's id to the error. If the error has no place, adds the place of the sample's
+    /// Adds the sample's id to the error. If the error has no location, adds that of the sample's
     /// first bytes.
     pub(crate) fn named(&self, error: Error, sample: &Sample) -> Error {
         let Some(id) = sample.id else { return error };
@@ -644,8 +645,8 @@ impl Samples {
         }
     }
 
-    /// Adds the chunk's name to the error, with the place of its first bytes; unless the error
-    /// already has a place.
+    /// Adds the chunk's name and the location of its first bytes to the error, unless the error
+    /// already has a location.
     pub(crate) fn named_as_chunk(&self, error: Error, chunk: usize) -> Error {
         if error.site().path.is_some() {
             return error;

@@ -91,7 +91,7 @@ impl Dozing {
     }
 }
 
-/// Slots of a run that wait for their turn.
+/// Full slots of a run that arrived before their turn.
 struct WaitingSlots {
     generation: u64,
     reorder: Reorder<Filled>,
@@ -166,7 +166,7 @@ impl Transfer {
         let bell = self.bell.clone();
         let full = self.full.clone();
         let free = self.copier.free.clone();
-        // The events to wait for, with room on the device and without.
+        // The events to wait for: one set if the device has room, another if it has none.
         let mut roomy = Select::new();
         let mut short = Select::new();
         for select in [&mut roomy, &mut short] {
@@ -212,7 +212,7 @@ impl Transfer {
             core.dozing.end();
             let _ = self.bell.try_recv();
         }
-        // Reading threads without a read end here.
+        // The idle reading threads end here.
         drop(self.reads.take());
     }
 

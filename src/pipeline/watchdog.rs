@@ -300,7 +300,7 @@ impl Watcher {
 /// time.
 type Late<'w> = (usize, &'w Cell, Duration);
 
-/// `others` are reads that have waited as long.
+/// `others` are the other reads that have waited for the whole deadline.
 fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) -> Error {
     let load = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|value| *value != NONE);
     let doing = Doing::of(cell.doing.load(Ordering::Relaxed));

@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MARK: [u8; 8] = *b"feedcopy";
-/// Bytes after the lengths.
+/// Bytes after the lengths: their CRC32C, the mark `feedcopy` and the identity, 8 bytes each.
 const TAIL: u64 = 24;
-/// Lengths that are read at once.
+/// Number of lengths that are read at once.
 const STEP: u64 = 1 << 16;
 
 /// Documents in a file of their own; made by

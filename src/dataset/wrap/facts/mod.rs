@@ -78,7 +78,8 @@ pub struct Facts<D> {
     columns: u32,
     measured: Vec<Option<usize>>,
     pointed: Vec<Option<usize>>,
-    /// For datasets with chunks: number of each chunk's first extent, then the number of all.
+    /// For datasets with chunks: the index of each chunk's first extent, then the number of all
+    /// extents.
     pieces: Vec<usize>,
     origin: FactsOrigin,
     /// Lookups of seek points that failed.

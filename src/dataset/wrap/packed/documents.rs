@@ -20,10 +20,10 @@ pub(super) enum Long {
     Concatenate,
 }
 
-/// Maximum number of documents and parts in a group: they take 1.07 GB.
+/// Maximum number of documents and parts in a group: this many take 1.07 GB.
 const PARTS_MAX: u64 = 1 << 26;
 
-/// The documents of a dataset, for bins of a size.
+/// The documents of a dataset, for bins of one size.
 pub(super) struct InnerDocuments<D> {
     pub(super) inner: D,
     pub(super) fields: TokenFields,
