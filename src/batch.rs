@@ -18,12 +18,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Data that a loader's batches share.
+/// Data that all batches of a loader share.
 pub(crate) struct BatchInfo {
     /// Delivered fields.
     pub(crate) keep: Vec<KeptField>,
     pub(crate) device: Device,
-    /// Maximum batches that the user can hold, and the setting that limits them.
+    /// Maximum number of batches that the user can hold, and the setting that limits it.
     pub(crate) most: usize,
     pub(crate) permit: Setting,
     /// Streams bound to every batch.
@@ -466,7 +466,7 @@ impl Batch {
     }
 }
 
-/// Checks that any thread may drop the last tensor, and so the batch.
+/// Checks at compile time that any thread may drop the last tensor, which drops the batch.
 const _: () = {
     const fn is_shared<T: Send + Sync + 'static>() {}
     is_shared::<Batch>();
@@ -862,7 +862,8 @@ impl<T> Reorder<T> {
     }
 
     /// Adds item number `sequence`. Panics if the item is outside the window or already present.
-    /// The number of slots bounds the numbers.
+    /// Callers stay inside the window, because the number of slots limits how many items are under
+    /// way.
     pub(crate) fn put(&mut self, sequence: u64, item: T) {
         assert!(
             sequence >= self.next && sequence - self.next < self.places.len() as u64,

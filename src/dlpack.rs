@@ -182,7 +182,7 @@ pub struct Tensors {
 #[derive(Clone, Debug)]
 pub struct BatchStreams(Weak<dyn Streams>);
 
-/// A batch that was exported.
+/// Access to the streams of an exported batch.
 pub(crate) trait Streams: Send + Sync {
     fn bind_as(&self, stream: &Stream, how: StreamUse) -> Result<()>;
 
@@ -310,11 +310,11 @@ impl Dlpack {
     /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the
     /// stream's work.
     ///
-    /// All work counts that is submitted to the stream before the last tensor of the batch is
-    /// freed. Call this before exporting: it implements the `stream` argument of Python's
-    /// `__dlpack__`. The stream that JAX passes there is not the one on which it computes, so also
-    /// bind JAX's compute stream. 0 and 1 mean the legacy default stream, which is also bound if
-    /// this is never called. Has no effect on host memory.
+    /// All work submitted to the stream before the last tensor of the batch is freed counts. Call
+    /// this before exporting: it implements the `stream` argument of Python's `__dlpack__`. The
+    /// stream that JAX passes there is not the one on which it computes, so also bind JAX's compute
+    /// stream. 0 and 1 mean the legacy default stream, which is also bound if this is never called.
+    /// Has no effect on host memory.
     ///
     /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) for a stream of another context,
     /// [`ErrorKind::Device`](crate::ErrorKind::Device) if the device fails.
@@ -325,7 +325,7 @@ impl Dlpack {
         self.0.owner.bind(stream)
     }
 
-    /// The struct of version 1.0, owned by the caller.
+    /// Returns the struct of DLPack version 1.0, which the caller then owns.
     ///
     /// The caller must call its deleter once, from any thread. During this call, it must not hold a
     /// lock that a thread of the loader could need.
@@ -342,7 +342,7 @@ impl Dlpack {
         })))
     }
 
-    /// The unversioned struct, for older consumers; otherwise like
+    /// Returns the unversioned struct, for older consumers; otherwise like
     /// [`into_versioned`](Self::into_versioned).
     #[must_use = "only the deleter releases the memory"]
     pub fn into_legacy(mut self) -> NonNull<DLManagedTensor> {

@@ -244,7 +244,7 @@ struct BatchPlace {
 }
 
 impl BatchPlace {
-    /// Moves to `cursor`, or to the first delivered batch after it.
+    /// Moves to `cursor`, or past the skipped batches that begin there.
     fn arrive(&mut self, whole: &Batches, cursor: Cursor) {
         let (cursor, skipped) = self.skips.past(whole, cursor);
         self.cursor = cursor;

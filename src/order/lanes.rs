@@ -261,7 +261,7 @@ impl Lanes {
         start(lane)..start(lane + 1)
     }
 
-    /// The turn that contains the sample at `at`.
+    /// The turn that contains index `at` of all turns laid end to end.
     fn turn(&self, at: u64) -> usize {
         self.0.before.partition_point(|before| *before <= at) - 1
     }
@@ -343,7 +343,7 @@ pub(crate) struct Needs(Arc<Needed>);
 struct Needed {
     lanes: Lanes,
     run: Range<u64>,
-    /// The distance between visited lanes.
+    /// The distance between lanes that the rank visits.
     stride: u64,
     rounds: Vec<Round>,
     /// For each visited lane of each round, the index of its first group in `groups`; then the
@@ -445,7 +445,7 @@ impl Needs {
         }
     }
 
-    /// The piece at `position`, prepared for many lookups.
+    /// Prepares to locate the samples of the piece that contains `position`.
     pub(crate) fn places(&self, position: u64) -> Places<'_> {
         let (round, groups) = self.groups(position);
         let mut lanes: Vec<_> = round.visited.clone().map(|_| None).collect();

@@ -49,7 +49,7 @@ use std::sync::Arc;
 use weights::Drawing;
 pub use weights::Weights;
 
-/// The samples of an epoch and their order. Cheap to clone.
+/// Which samples an epoch delivers, and in which order. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Order {
     source: Source,
@@ -59,7 +59,7 @@ pub struct Order {
     window: Option<usize>,
     /// Samples of a chunk, if the dataset has no chunks of its own; 0 if unknown.
     block: u64,
-    /// Parts of the chunk sequence that are read in turn.
+    /// Number of lanes: parts of the chunk sequence that are read in turn.
     lanes: u32,
     groups: Option<Groups>,
     /// The batches of the groups, once the loader's settings are known.
@@ -122,7 +122,7 @@ impl Order {
         }
     }
 
-    /// Parts of the sequence that are read in turn.
+    /// Number of lanes.
     pub(crate) fn lane_count(&self) -> u64 {
         self.lanes.into()
     }
@@ -507,7 +507,8 @@ impl Order {
         }
     }
 
-    /// The progress of a run of a mixture. Errors: those of a sampler that panics.
+    /// How far a mixture's run has come at this position; `None` for other orders. Errors: a panic
+    /// of the sampler.
     pub(crate) fn progress(&self, epoch: u64, position: u64) -> Result<Option<Progress>> {
         match &self.source {
             Source::Sampler(sampler) if !self.shuffled => {
@@ -803,8 +804,8 @@ impl EpochOrder {
     }
 
     /// A number that distinguishes the draws of one sample within the epoch; 0 for the first draw
-    /// in a dataset or list. Positions past the end are copies of those at the beginning. Errors:
-    /// those of a sampler that panics.
+    /// in a dataset or list. Positions past the end are copies of positions at the beginning.
+    /// Errors: a panic of the sampler.
     pub(crate) fn draw(&self, position: u64) -> Result<u64> {
         let index = |position| {
             self.permutation

@@ -1,4 +1,4 @@
-//! Batches that a run leaves out. Pure.
+//! Batches that a run skips. Pure.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -95,7 +95,7 @@ impl Opening {
         self.entry.chunk
     }
 
-    /// Whether no piece waits for the chunk any more.
+    /// Whether no piece of a batch waits for the chunk any more.
     pub(crate) fn is_forgotten(&self) -> bool {
         Arc::strong_count(&self.entry) == 1
     }
@@ -179,8 +179,8 @@ pub(super) fn open(
     })
 }
 
-/// A buffer for the encoded bytes of one chunk or one sample. It is reused unless the dataset still
-/// holds bytes of the last chunk.
+/// A buffer for the encoded bytes of one chunk or one sample. It is reused unless slices of the
+/// last chunk's bytes are still in use.
 #[derive(Default)]
 pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
 
@@ -194,8 +194,8 @@ impl Encoded {
         ))
     }
 
-    /// Allocates the buffer if there is none, or if the dataset still holds bytes of the last
-    /// chunk.
+    /// Allocates the buffer if there is none, or if slices of the last chunk's bytes are still in
+    /// use.
     pub(crate) fn make_free(&mut self, bytes: usize, what: &str) -> Result<()> {
         if self.0.as_mut().and_then(Arc::get_mut).is_none() {
             *self = Self::new(bytes, what)?;
@@ -203,7 +203,7 @@ impl Encoded {
         Ok(())
     }
 
-    /// The whole buffer; empty while the dataset still holds bytes of it.
+    /// The whole buffer; empty while slices of it are still in use.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.0
             .as_mut()
@@ -285,7 +285,7 @@ struct WaitingRows {
 /// An entry of the sequence, from its opening until no piece needs it.
 struct ChunkEntry {
     open: Arc<OpenChunk>,
-    /// From this position on, no piece needs the chunk.
+    /// The position from which on no piece needs the chunk.
     until: u64,
 }
 
@@ -316,7 +316,7 @@ impl Chunks {
         }
     }
 
-    /// Cuts a batch into pieces that wait for their chunks.
+    /// Cuts the rows of a batch into pieces, each of which waits for its chunks.
     pub(crate) fn plan(&mut self, mut run: RowRun) {
         while run.len() > 0 {
             let position = run.position();
@@ -347,7 +347,8 @@ impl Chunks {
         (piece.end, entries)
     }
 
-    /// Passes on ready rows, releases unneeded entries, and returns the chunks to open.
+    /// Passes rows whose chunks are open to `ready`, releases entries that are no longer needed,
+    /// and returns the chunks to open next.
     pub(crate) fn advance(&mut self, mut ready: impl FnMut(RowRun, Arc<Held>)) -> Vec<Opening> {
         let mut openings = Vec::new();
         loop {
@@ -402,7 +403,8 @@ impl Chunks {
         )))
     }
 
-    /// Starts the sequence of another epoch. Open chunks at the start of this sequence stay open.
+    /// Switches to the chunk sequence of another epoch. Chunks that begin the new sequence stay
+    /// open if they are open already.
     fn turn_to(&mut self, job: &Arc<EpochJob>) {
         if self
             .job

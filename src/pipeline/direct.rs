@@ -121,7 +121,7 @@ pub(crate) struct DirectReads {
     tasks: Sender<Task>,
 }
 
-/// Decisions of `build` about direct reads.
+/// What `build` decided about direct reads.
 pub(crate) struct DirectPlan {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) reader: Arc<DirectReader>,
@@ -288,8 +288,8 @@ impl Direct {
         Ok(())
     }
 
-    /// The rows from `row` on that are adjacent in a file; `None` if the row is not stored
-    /// unchanged in a file.
+    /// The longest run of rows from `row` on that are adjacent in a file; `None` if the row is not
+    /// stored unchanged in a file.
     fn run_at(&self, task: &Task, row: u32) -> Result<Option<Stretch>> {
         let step = &self.steps[task.step];
         let Some(extent) = self.extent_of(task, row)? else {
@@ -362,8 +362,8 @@ impl Direct {
         }
     }
 
-    /// The error of rows that only cuFile may read and could not. If the file cannot be opened or
-    /// is too short, this is the error; otherwise it is cuFile's message `why`.
+    /// The error of rows that only cuFile may read and could not. It says whether the file cannot
+    /// be opened or is too short; otherwise it is cuFile's message `why`.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
         let row_bytes = step.row_bytes as u64;
         let Extent {

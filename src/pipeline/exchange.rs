@@ -9,8 +9,9 @@
 //!     dropped batch ◄── iterator ◄──ready── [transfer thread ◄──full──] last row┘
 //! ```
 //!
-//! [`ToIo`] and [`ToWorkers`] end with the loader's core. Slots hold the [`Exchange`], so it lives
-//! as long as a batch is held. Items that arrive after the end are therefore removed again.
+//! [`ToIo`] and [`ToWorkers`] are dropped with the loader's core. Slots hold the [`Exchange`], so
+//! it lives as long as a batch is held. Items that arrive after the end are therefore removed
+//! again.
 
 use super::chunks::Held;
 use super::drains::{Drains, Turns};
@@ -100,7 +101,7 @@ pub(crate) struct BadRow {
     pub(crate) held: Option<(Arc<Held>, usize)>,
 }
 
-/// Capacities that size the queues to the workers.
+/// Numbers of items that determine the sizes of the queues to the workers.
 pub(crate) struct Capacity {
     pub(crate) slots: usize,
     pub(crate) samples: usize,
@@ -112,7 +113,8 @@ pub(crate) struct Capacity {
 /// memory per drain and not per sample.
 pub(crate) struct ToWorkers {
     pub(crate) drains: Arc<Drains>,
-    /// Rows to look up, and rows with open chunks; split when taken.
+    /// Rows to look up, and rows whose chunks are open. A worker takes a part of an entry at a
+    /// time.
     to_fill: Queue<ToFill>,
     /// Rows whose bytes are in memory, and chunks to open.
     fetched: Queue<Fetch>,
@@ -120,7 +122,7 @@ pub(crate) struct ToWorkers {
     pub(crate) bad: Turns<BadRow>,
     /// Whether failed samples are substituted.
     substitutes: bool,
-    /// Slots for `.map_batch`.
+    /// Full slots on which `.map_batch` must still run.
     maps: Option<Receiver<Filled>>,
     run_rows: u32,
     meters: Arc<Meters>,
@@ -136,7 +138,7 @@ impl ToWorkers {
     ) -> Self {
         Self {
             drains,
-            // A batch has a piece for each chunk boundary in it; small chunks make many pieces.
+            // A batch is cut into a piece at each chunk boundary, so small chunks make many pieces.
             to_fill: Queue::with_room(4 * room.slots),
             fetched: Queue::with_room(room.samples.max(room.chunks)),
             bad: Turns::new(),
@@ -153,7 +155,7 @@ impl ToWorkers {
         self.drains.wake(runs);
     }
 
-    /// Queues rows to look up, or rows with open chunks.
+    /// Queues rows for the workers: rows to look up, or rows whose chunks are open.
     pub(crate) fn fill(&self, run: RowRun, held: Option<Arc<Held>>) {
         let runs = run.len().div_ceil(self.run_rows) as usize;
         self.put(&self.to_fill, ToFill { run, held }, runs);
@@ -199,8 +201,7 @@ impl ToWorkers {
         self.maps.as_ref()?.try_recv().ok()
     }
 
-    /// Takes some rows of the oldest run to fill, and returns whether they are the last rows of
-    /// their piece.
+    /// Takes some rows of the oldest run to fill, and returns whether they are the run's last rows.
     pub(crate) fn take_rows(&self) -> Option<(ToFill, bool)> {
         let mut queue = self.to_fill.lock();
         let ToFill { run, held } = queue.front_mut()?;

@@ -82,7 +82,7 @@ fn gather_at(
     }
 }
 
-/// The buffer of one open chunk that a piece holds.
+/// The buffer of one of the open chunks that a piece of a batch uses.
 pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     match held.chunk(entry).get() {
         Some(Ok(buffer)) => Ok(buffer),

@@ -119,7 +119,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(crate) struct Core {
     pub(crate) samples: sample::Samples,
     pub(crate) cache: Option<Arc<PageCache>>,
-    /// Tells the cache which reads come next, if the order visits the data block by block.
+    /// Tells the block cache which reads come next, if the order visits the data block by block.
     pub(crate) announcer: Option<Announcer>,
     /// Retries failed reads.
     pub(crate) again: Again,

@@ -1,5 +1,5 @@
-//! Loom models: run the interactions of threads in every possible order. Run with `RUSTFLAGS="--cfg
-//! loom" cargo test --release --lib models`.
+//! Loom models: run the interactions of threads in every possible order. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib models`.
 //!
 //! ```text
 //! Rows ──countdown──► Filled ──► Exchange ──► FreeSlot ──┬─► planner (asleep in its bell)
@@ -481,7 +481,7 @@ impl Work {
         true
     }
 
-    /// One piece of work, in the order of `workers.rs`.
+    /// Does one item of work, in the same order of preference as `workers.rs`.
     fn step(&self) -> bool {
         if let Some(item) = self.more.pop() {
             self.done.lock().unwrap().push(item);

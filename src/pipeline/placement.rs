@@ -217,7 +217,7 @@ impl Placement {
 
     /// Binds the calling thread to these CPUs, and so all threads that it starts later.
     ///
-    /// Errors: those of the kernel, for example if the process may no longer use these CPUs.
+    /// Errors: the kernel refuses, for example because the process may no longer use these CPUs.
     pub(crate) fn apply_here(&self) -> Result<()> {
         sched_setaffinity(None, &self.cpus).map_err(|errno| {
             let message = format!("no thread can be bound to the CPUs {}", listed(&self.cpus));

@@ -151,7 +151,7 @@ impl Planner {
         self.end();
     }
 
-    /// Whether there is more to plan but no slot.
+    /// Whether there are more batches to plan but no free slot.
     fn lacks_slots(&self) -> bool {
         self.free.is_empty() && self.epochs.run.is_some()
     }
@@ -348,8 +348,8 @@ impl Planner {
             self.complete();
         }
         // Reads that are still in flight stay with the reader, which leaks and counts them. By then
-        // this thread counts as abandoned. That is right: a thread whose reads never complete can
-        // never end.
+        // this thread counts as abandoned, which is correct: a thread whose reads never complete
+        // can never end.
     }
 }
 
@@ -462,7 +462,7 @@ struct Warmth {
     cache: Option<Arc<PageCache>>,
     /// All sources are in memory.
     in_memory: bool,
-    /// Hits and misses of the page cache at the last estimate, and that estimate.
+    /// The page cache's numbers of hits and misses at the last estimate, and the estimate itself.
     seen: (u64, u64),
     warm: bool,
     /// Number of opened chunks; decides which of them are looked up in a cold page cache.

@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 /// worker costs more than the copy.
 const COPY_HERE: u64 = 64 << 10;
 
-/// Outcome of beginning a row or chunk.
+/// Result of an attempt to begin a row or chunk.
 pub(super) enum Begun {
     /// Its reads are queued, or it is complete.
     Yes,
@@ -59,7 +59,7 @@ pub(super) struct Reads {
     /// Operations that did not fit into the reader.
     pub(super) ops: VecDeque<ReadOp>,
     scratch: Scratch,
-    /// Single rows need neither decoder nor transform.
+    /// Whether rows are only copied, without a decoder or transform.
     light: bool,
 }
 
@@ -91,7 +91,7 @@ impl Reads {
         }
     }
 
-    /// Takes back the permits that workers returned.
+    /// Collects the permits that workers returned.
     pub(super) fn listen(&mut self) {
         while let Ok(sample) = self.given_back.try_recv() {
             self.idle.push(sample);
@@ -219,7 +219,7 @@ impl Reads {
         self.reader.footprint(extent).in_place && aligned(extent.len as usize) && begins_aligned
     }
 
-    /// Starts the reads when there is room for all the bytes.
+    /// Starts the reads if the ring has room for all their bytes; otherwise the fetch waits.
     pub(super) fn read(&mut self, mut fetch: Fetch, now: u64) -> Begun {
         if !self.reserve(&mut fetch.sample) {
             self.stuck = Some(fetch);

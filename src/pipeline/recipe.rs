@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(crate) type MapFn = dyn Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
 pub(crate) type MapBatchFn = dyn Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
 
-/// The user's steps, in the order of the calls.
+/// The user's steps, in the order in which the builder was called.
 #[derive(Clone, Default)]
 pub(crate) struct Steps {
     /// `.decode(d)` (no name) and `.decode_field(name, d)`.
@@ -83,7 +83,7 @@ pub(crate) struct Recipe {
     pictures: bool,
 }
 
-/// Facts about the fields before their routes are chosen.
+/// What is known about the fields before their routes are chosen.
 pub(crate) struct Draft<'a> {
     pub(crate) handlers: &'a [Handler],
     /// For each handler, whether its fields are delivered or used.
@@ -100,7 +100,7 @@ pub(crate) struct DirectField {
     pub(crate) unaligned: bool,
 }
 
-/// A drawn sample. Its random choices depend on these values and the seed.
+/// A drawn sample. Its random augmentations depend only on these values and the seed.
 #[derive(Clone, Copy)]
 pub(crate) struct Drawn {
     pub(crate) epoch: u64,

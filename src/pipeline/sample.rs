@@ -28,13 +28,13 @@ use std::sync::Arc;
 pub(crate) struct Samples {
     pub(crate) dataset: Arc<dyn Dataset>,
     pub(crate) sources: Arc<Sources>,
-    /// The first sample of every chunk and the number of samples, as of `build()`.
+    /// The first sample of every chunk, then the number of all samples, as `build()` found them.
     pub(crate) chunk_starts: Option<Arc<[u64]>>,
     pub(crate) recipe: Recipe,
     pub(crate) seed: u64,
     /// Heap bytes that decoders may use on each worker.
     pub(crate) scratch_limit: usize,
-    /// The sizes as of `build()`; the memory plan is based on them.
+    /// The sizes that the dataset gave to `build()`; the memory plan is based on them.
     pub(crate) promised: Sizes,
     pub(crate) watch: Arc<Watch>,
 }
@@ -215,8 +215,8 @@ impl Samples {
         })
     }
 
-    /// The dataset as a source of chunks. It is user code, so it may panic or answer differently
-    /// than before.
+    /// The dataset's access to chunks. The dataset is user code, so it may panic or answer
+    /// differently than before.
     pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
         let said = "the dataset had chunks when the loader was built, and has none now";
         self.dataset
@@ -586,7 +586,7 @@ impl Samples {
 
 /// Adds locations to errors.
 impl Samples {
-    /// The number of the field that the error names.
+    /// The number in the schema of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
         let name = error.site().field.as_ref()?;
         self.recipe

@@ -178,7 +178,7 @@ impl Substitutes {
 struct Search<'a> {
     core: &'a Core,
     room: &'a SpareRoom,
-    /// The chunks of the row's piece, and the entry of the row's own chunk.
+    /// The chunks of the row's piece, and the index of the row's own chunk among them.
     held: Option<(&'a Arc<Held>, usize)>,
     spare: &'a mut Spare,
     worker: &'a mut Worker,
@@ -190,7 +190,7 @@ enum StandIn {
     Filled(u64),
     /// The draw chose a sample that was tried before, or a bad chunk.
     None,
-    /// This sample failed, too.
+    /// This sample also failed, with this error.
     Bad(u64, Error),
     /// An error that blames no sample.
     Failed(Error),
@@ -325,9 +325,9 @@ struct Pick {
 
 #[derive(Clone, Copy)]
 enum InChunk {
-    /// An entry of the piece's open chunks.
+    /// The chunk with this index among the open chunks of the row's piece.
     Held(usize),
-    /// A chunk of the dataset.
+    /// The chunk of the dataset with this number.
     Chunk(usize),
 }
 

@@ -35,7 +35,7 @@ use std::time::Duration;
 /// Maximum time between polls: a broken context rings no bell.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Time between polls of the reads at the end.
+/// Time between polls of direct reads while the loader ends.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The state of the transfer thread.
@@ -118,7 +118,7 @@ struct Flight {
     reading: Option<Arc<Reading>>,
 }
 
-/// The last state of the copies, as reported to the meters and to the watchdog.
+/// The state of the copies that was last reported to the meters and to the watchdog.
 #[derive(Default)]
 struct Said {
     /// Start of the meters' state.

@@ -6,9 +6,10 @@
 //!                                          document: its fields, one after the other
 //! ```
 //!
-//! Memory: 8 bytes for each document. Invariants: the documents are those of the dataset, in its
-//! order; the file appears only when it is complete; a copy of another dataset, or another kind of
-//! file, is never replaced; the lengths are checked against their CRC32C and the file's length.
+//! Memory: 8 bytes for each document. Invariants: the copy has the dataset's documents, in the
+//! dataset's order; the file appears only when it is complete; a copy of another dataset, or
+//! another kind of file, is never replaced; the lengths are checked against their CRC32C and the
+//! file's length.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::dataset::forward::own;

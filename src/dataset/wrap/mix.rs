@@ -117,7 +117,7 @@ struct MixSegment {
     places: BlockPlaces,
     /// How often each source occurs before the segment.
     before: Vec<u128>,
-    /// Hash of this segment and of those before it.
+    /// Hash of this segment and of all segments before it.
     hash: u64,
 }
 
@@ -174,12 +174,11 @@ impl Mix {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Positions are those **of the run**, over all ranks together, counted from the first position
-    /// of epoch 0:
-    /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of
-    /// a segment, so that each segment has delivered each source's share of its positions with an
-    /// error below 1, wherever it ends. Passes continue across segments: no sample repeats before
-    /// its source's pass has ended.
+    /// Positions count **over the whole run** and all ranks together, counted from the first
+    /// position of epoch 0: epoch × epoch length + position in the epoch. Blocks are counted from
+    /// the first position of a segment, so that each segment has delivered each source's share of
+    /// its positions with an error below 1, wherever it ends. Passes continue across segments: no
+    /// sample repeats before its source's pass has ended.
     ///
     /// A weight of 0 leaves a source out of a segment. All tables but the last may be shorter than
     /// the list of datasets: the remaining datasets have weight 0.
@@ -321,7 +320,8 @@ impl Dataset for Mix {
 }
 
 impl Positions {
-    /// The pass of a source at the start of an epoch. Each thread keeps the passes of its epoch.
+    /// Number of the pass over a source at the start of an epoch. Each thread keeps these numbers
+    /// for its epoch.
     fn pass_before(&self, epoch: u64, source: usize) -> u128 {
         thread_local!(static LAST: RefCell<([u64; 3], Vec<u128>)> = const { RefCell::new(([u64::MAX; 3], Vec::new())) });
         LAST.with_borrow_mut(|(of, drawn)| {
@@ -335,7 +335,7 @@ impl Positions {
         })
     }
 
-    /// Position in the run.
+    /// The position in the whole run, over all epochs.
     fn place(&self, epoch: u64, position: u64) -> u128 {
         u128::from(epoch) * u128::from(self.len) + u128::from(position)
     }
@@ -887,7 +887,7 @@ impl MixSegment {
         matches!(self.places, BlockPlaces::Table(_))
     }
 
-    /// Number of the block that contains a position, and the place in that block.
+    /// Number of the block that contains `position`, and the position's place in that block.
     fn place(&self, position: u128) -> (u128, u64) {
         let len = u128::from(self.block());
         let rest = position - u128::from(self.start);

@@ -119,7 +119,7 @@ pub(super) struct Truth {
     pub(super) held: u64,
 }
 
-/// The measurement, and the truth.
+/// What the profiler measured, and the ground truth.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) snapshot: Snapshot,

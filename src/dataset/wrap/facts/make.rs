@@ -46,7 +46,7 @@ struct Run {
     too_long: Option<Error>,
 }
 
-/// What has been written so far.
+/// The output, and what has been written to it so far.
 struct Written<'w, 'p> {
     out: &'w mut FactsWriter<'p>,
     samples: u64,
@@ -216,7 +216,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Notes the facts of the bytes of a field.
+    /// Records the facts about the bytes of one field.
     fn note(
         &self,
         run: &mut Run,

@@ -117,7 +117,7 @@ struct SizedPicture {
     size: SizeOf,
 }
 
-/// Datasets with seek points, which together have all samples.
+/// Datasets with seek points, which together contain all samples.
 type PointedParts<'p> = dyn Iterator<Item = Result<Box<dyn Dataset>>> + 'p;
 
 /// Width and height from a picture's header; `None` for damage.
@@ -323,7 +323,8 @@ impl<D: Dataset> FactsBuilder<D> {
         Ok(wanted)
     }
 
-    /// Writes a file with the facts of `old` and those in `missing`, and opens it.
+    /// Finds the facts `missing`, writes them to a file together with the facts of `old`, and opens
+    /// the file.
     fn make(
         &self,
         wanted: &Wanted,
