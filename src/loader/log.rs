@@ -75,7 +75,7 @@ impl Log {
         .filter_map(|(name, value)| Some((name, value?)))
     }
 
-    /// The scalars of the time between two sums.
+    /// The scalars for the time between two readings of the sums.
     fn between(before: &Sums, now: &Sums, workers: u32) -> Self {
         let then = &before.totals;
         let totals = &now.totals;

@@ -59,7 +59,7 @@ pub(super) struct Reads {
     /// Operations that did not fit into the reader.
     pub(super) ops: VecDeque<ReadOp>,
     scratch: Scratch,
-    /// Whether rows are only copied, without a decoder or transform.
+    /// Whether a single row needs neither a decoder nor a transform.
     light: bool,
 }
 
