@@ -69,7 +69,7 @@ impl Weights {
     /// [`draws`](Self::draws) sets another number.
     ///
     /// Errors: [`ErrorKind::Config`] for a negative or non-finite weight (the message names its
-    /// sample), if all weights are 0, and for more than 2^32 samples.
+    /// sample), if the sum of the weights is 0 or infinite, and for 2^32 or more samples.
     pub fn new(weights: &[f64]) -> Result<Self> {
         let sum = checked_sum(weights)?;
         let mean = sum / weights.len() as f64;
@@ -99,7 +99,7 @@ impl Weights {
     /// Weights that draw every class equally often, and within a class every sample equally often.
     /// `classes[i]` is the class of sample `i`.
     ///
-    /// Errors: [`ErrorKind::Config`] for no samples, and for more than 2^32 samples.
+    /// Errors: [`ErrorKind::Config`] for no samples, and for 2^32 or more samples.
     pub fn balanced<C: Eq + Hash>(classes: &[C]) -> Result<Self> {
         let mut counts = HashMap::new();
         for class in classes {
