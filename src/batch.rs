@@ -18,12 +18,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Data that a loader's batches share.
+/// Data that all batches of a loader share.
 pub(crate) struct BatchInfo {
     /// Delivered fields.
     pub(crate) keep: Vec<KeptField>,
     pub(crate) device: Device,
-    /// Maximum batches that the user can hold, and the setting that limits them.
+    /// Maximum number of batches that the user can hold, and the setting that limits it.
     pub(crate) most: usize,
     pub(crate) permit: Setting,
     /// Streams bound to every batch.
@@ -53,7 +53,7 @@ pub(crate) struct KeptField {
     pub(crate) field: Field,
 }
 
-/// A host list that was copied for a consumer. It counts as a tensor of its batch.
+/// A copy of a host list, made for a consumer. It counts as a tensor of its batch.
 struct HostList {
     #[expect(dead_code, reason = "the consumer has its address")]
     list: Vec<u64>,
@@ -139,7 +139,8 @@ impl Contents {
         }
     }
 
-    /// Times of planning, of the last read, and of the full slot; and of the copy's submission.
+    /// When the batch was planned, its last read ended and its slot was full; then (0 on the host)
+    /// when its copy was submitted.
     fn times(&self) -> ([u64; 3], u64) {
         match self {
             Self::Host(filled) => (filled.times().read_all(), 0),
@@ -147,12 +148,13 @@ impl Contents {
         }
     }
 
-    /// Failed samples with substitutes, by row.
+    /// The failed samples whose rows got substitutes, by row.
     pub(crate) fn take_bad(&self) -> Vec<BadSample> {
         on!(self, inner => inner.take_bad())
     }
 
-    /// The error of the lowest failed row. A failed batch is never copied to a device.
+    /// The error of the failed row with the lowest index. A failed batch is never copied to a
+    /// device.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         match self {
             Self::Host(filled) => filled.take_failure(),
@@ -171,7 +173,7 @@ pub struct Batch {
     /// Taken only by `drop`.
     contents: Option<Contents>,
     info: Arc<BatchInfo>,
-    /// Number for the profiler, once recorded.
+    /// The batch's number in the profiler, once recorded.
     recorded: Option<u64>,
 }
 
@@ -209,7 +211,7 @@ impl Batch {
         self.contents().ticket().batch
     }
 
-    /// Epoch.
+    /// The epoch of the batch.
     pub fn epoch(&self) -> u64 {
         self.contents().ticket().epoch
     }
@@ -257,8 +259,8 @@ impl Batch {
 
     /// Splits the batch into `count` parts for gradient accumulation, as views without a copy.
     ///
-    /// The parts are runs of rows, and their lengths differ by at most one. A batch of fewer rows
-    /// has one part per row.
+    /// Each part is a range of consecutive rows, and the part lengths differ by at most one. A
+    /// batch with fewer than `count` rows has one part per row.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -289,11 +291,11 @@ impl Batch {
         }))
     }
 
-    /// Makes `stream` wait for the batch's copy. The memory is reused only after the work that was
-    /// submitted to the stream before the batch was dropped.
+    /// Makes `stream` wait for the batch's copy. The memory is reused only after the stream has
+    /// finished all work submitted to it before the batch was dropped.
     ///
-    /// The first stream bound this way takes the batch, and its idle time is measured. Bind other
-    /// streams with [`bind_as`](Self::bind_as). Streams of
+    /// The first stream bound this way counts as the batch's consumer, and its idle time is
+    /// measured. Bind other streams with [`bind_as`](Self::bind_as). Streams of
     /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound already. Has no effect on
     /// a batch on the host.
     ///
@@ -314,8 +316,8 @@ impl Batch {
     }
 
     /// Declares that `stream` also works on the batch, after a bound stream. The memory is reused
-    /// only after the work that was submitted to `stream` before the batch was dropped. The stream
-    /// does not wait for the copy.
+    /// only after `stream` has finished all work submitted to it before the batch was dropped. The
+    /// stream does not wait for the copy.
     ///
     /// This is [`StreamUse::Releases`], like PyTorch's `record_stream`. Errors: see
     /// [`bind`](Self::bind).
@@ -379,7 +381,7 @@ impl Batch {
         }
     }
 
-    /// Only for a batch consumed by `into_dlpack`, without any borrow.
+    /// Call only from `into_dlpack`: it consumes the batch, so no borrow of the batch exists.
     fn export(self: &Arc<Self>, array: Array, dtype: DType, shape: &[usize]) -> Dlpack {
         // No slot has 2^63 bytes.
         let numbers = |list: &[usize]| list.iter().map(|number| *number as i64).collect::<Vec<_>>();
@@ -464,7 +466,7 @@ impl Batch {
     }
 }
 
-/// Checks that any thread may drop the last tensor, and so the batch.
+/// Checks at compile time that any thread may drop the last tensor, which drops the batch.
 const _: () = {
     const fn is_shared<T: Send + Sync + 'static>() {}
     is_shared::<Batch>();
@@ -474,7 +476,7 @@ impl Drop for Batch {
     fn drop(&mut self) {
         if self.info.process.is_forked() {
             // Returning the memory would take locks that the parent's threads may have held at the
-            // fork, and ring their bell. A device belongs to the parent. This leaks only the
+            // fork, and wake those threads. A device belongs to the parent. This leaks only the
             // child's copy.
             return std::mem::forget((self.contents.take(), self.info.clone()));
         }
@@ -569,7 +571,8 @@ impl std::fmt::Debug for MicroBatch<'_> {
     }
 }
 
-/// One field of a batch or part: dense rows, the first dimension is the rows.
+/// One field of a batch or part, stored densely, row after row. The first dimension counts the
+/// rows.
 #[derive(Clone, Copy)]
 pub struct FieldView<'a> {
     contents: &'a Contents,
@@ -609,7 +612,7 @@ impl<'a> FieldView<'a> {
         shape
     }
 
-    /// The maximum of an `UpTo` field's first dimension in this batch.
+    /// Maximum length of the rows of an `UpTo` field in this batch.
     fn most(&self) -> usize {
         self.contents.row_bytes(self.kept.index) / self.field().unit_bytes()
     }
@@ -625,8 +628,8 @@ impl<'a> FieldView<'a> {
             .map(|lens| &lens[self.start..self.end])
     }
 
-    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of
-    /// the first dimension. `None` for fields with a stride.
+    /// Where the rows of a packed field begin and end: row `i` has the elements
+    /// `offsets[i]..offsets[i + 1]` of the first dimension. `None` for fields that are not packed.
     ///
     /// There is one more offset than rows. In a [part](Batch::micro) of a batch, subtract
     /// `offsets[0]`. The offsets are on the host, even for a batch on a device.
@@ -843,8 +846,8 @@ fn dense_strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Restores the order of items numbered 0, 1, 2 …, each of which arrives less than `window` ahead.
-/// Pure.
+/// Restores the order of items numbered 0, 1, 2 …, none of which arrives `window` or more numbers
+/// early. Pure.
 pub(crate) struct Reorder<T> {
     places: Vec<Option<T>>,
     next: u64,
@@ -859,7 +862,8 @@ impl<T> Reorder<T> {
     }
 
     /// Adds item number `sequence`. Panics if the item is outside the window or already present.
-    /// The number of slots bounds the numbers.
+    /// Callers stay inside the window, because the number of slots limits how many items are under
+    /// way.
     pub(crate) fn put(&mut self, sequence: u64, item: T) {
         assert!(
             sequence >= self.next && sequence - self.next < self.places.len() as u64,

@@ -12,7 +12,7 @@
 //! * All randomness comes from [`Ctx::draws`], so a sample's row depends only on (seed, epoch, id,
 //!   draw number).
 //! * A decoder checks sizes against limits before it allocates memory.
-//! * The pipeline catches a panic and reports its sample.
+//! * The pipeline catches a decoder's panic and reports the sample.
 //!
 //! Encoded bytes can also be delivered unchanged, for a decoder on the device:
 //!

@@ -18,13 +18,14 @@
 //! * Arrays of one batch do not overlap (tested in `tensor`), so tensors do not see each other's
 //!   writes.
 //! * The pointers derive from the memory itself, never from a shared slice.
-//! * No write survives: the next use of a slot rewrites every array, as it must after `map_batch`.
-//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A separate
-//!   thread frees the device memory of a dropped loader: `cuMemFree` waits for the device, and the
-//!   device's work may need the consumer's lock (the GIL).
+//! * No consumer's write survives, because the next use of the slot rewrites every array.
+//!   (`.map_batch` requires the same.)
+//! * The owner is `Send`. Its deleter never blocks: it decrements a count, and returns a slot or
+//!   buffer. A separate thread frees the device memory of a dropped loader: `cuMemFree` waits for
+//!   the device, and the device's work may need the consumer's lock (the GIL).
 //!
-//! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory
-//! lives as long as the owner.
+//! Limits: nothing here reads or writes `data`. The code that makes a [`Dlpack`] promises that the
+//! memory lives as long as the owner.
 
 #![allow(unsafe_code)]
 
@@ -124,7 +125,7 @@ pub(crate) mod raw {
         pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
     }
 
-    /// `DLPackVersion`. Structs of one major version have one layout.
+    /// `DLPackVersion`. All structs of the same major version have the same layout.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct DLPackVersion {
@@ -181,7 +182,7 @@ pub struct Tensors {
 #[derive(Clone, Debug)]
 pub struct BatchStreams(Weak<dyn Streams>);
 
-/// A batch that was exported.
+/// Access to the streams of an exported batch.
 pub(crate) trait Streams: Send + Sync {
     fn bind_as(&self, stream: &Stream, how: StreamUse) -> Result<()>;
 
@@ -242,7 +243,7 @@ pub(crate) struct Parts {
     pub(crate) strides: Vec<i64>,
     /// Dropped on any thread when the last user of the memory is done.
     pub(crate) owner: Box<dyn Owner>,
-    /// The count of [`Dlpack::counted_by`].
+    /// The counter given to [`Dlpack::counted_by`].
     pub(crate) counted: Option<Arc<()>>,
 }
 
@@ -309,10 +310,11 @@ impl Dlpack {
     /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the
     /// stream's work.
     ///
-    /// The work counts until the last tensor of the batch is freed. Call this before exporting: it
-    /// implements `stream` of `__dlpack__`. JAX passes a stream there on which it does not compute:
-    /// bind its compute stream as well. 0 and 1 are the legacy default stream, which is also used
-    /// if this is never called. Has no effect on host memory.
+    /// All work submitted to the stream before the last tensor of the batch is freed counts. Call
+    /// this before exporting: it implements the `stream` argument of Python's `__dlpack__`. The
+    /// stream that JAX passes there is not the one on which it computes, so also bind JAX's compute
+    /// stream. 0 and 1 mean the legacy default stream, which is also bound if this is never called.
+    /// Has no effect on host memory.
     ///
     /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) for a stream of another context,
     /// [`ErrorKind::Device`](crate::ErrorKind::Device) if the device fails.
@@ -323,7 +325,7 @@ impl Dlpack {
         self.0.owner.bind(stream)
     }
 
-    /// The struct of version 1.0, owned by the caller.
+    /// Returns the struct of DLPack version 1.0, which the caller then owns.
     ///
     /// The caller must call its deleter once, from any thread. During this call, it must not hold a
     /// lock that a thread of the loader could need.
@@ -340,7 +342,7 @@ impl Dlpack {
         })))
     }
 
-    /// The unversioned struct, for older consumers; otherwise like
+    /// Returns the unversioned struct, for older consumers; otherwise like
     /// [`into_versioned`](Self::into_versioned).
     #[must_use = "only the deleter releases the memory"]
     pub fn into_legacy(mut self) -> NonNull<DLManagedTensor> {
@@ -362,8 +364,8 @@ impl Dlpack {
         let _ = self.0.owner.bind_any();
     }
 
-    /// The C struct, with pointers into the parts' lists, which do not move. An empty list has an
-    /// address too.
+    /// The C struct. It points to the shape and stride lists in [`Parts`], which do not move. Even
+    /// an empty list has a non-null address.
     fn tensor(&mut self) -> raw::DLTensor {
         let Parts {
             data,
@@ -396,8 +398,8 @@ unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
     if this.is_null() {
         return;
     }
-    // SAFETY: by the protocol this is the leaked struct of `into_versioned`, without another call
-    // or later use.
+    // SAFETY: by the DLPack protocol, `this` is the struct that `into_versioned` leaked. No code
+    // calls the deleter again, or uses the struct later.
     let managed = unsafe { Box::from_raw(this) };
     // SAFETY: `into_versioned` made it by `Box::into_raw`, and only this struct owns it.
     drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });
@@ -408,8 +410,8 @@ unsafe extern "C" fn delete_legacy(this: *mut DLManagedTensor) {
     if this.is_null() {
         return;
     }
-    // SAFETY: by the protocol this is the leaked struct of `into_legacy`, without another call or
-    // later use.
+    // SAFETY: by the DLPack protocol, `this` is the struct that `into_legacy` leaked. No code calls
+    // the deleter again, or uses the struct later.
     let managed = unsafe { Box::from_raw(this) };
     // SAFETY: `into_legacy` made it by `Box::into_raw`, and only this struct owns it.
     drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });

@@ -232,7 +232,8 @@ pub use order::{LastBatch, Order};
 pub use pipeline::OnBadSample;
 pub use state::State;
 
-/// The parts of an [`Error`]: its stage, its place in the data, and the amounts that it compares.
+/// The parts of an [`Error`]: its stage, its location in the data, and the needed and available
+/// amounts.
 pub mod error {
     #[doc(inline)]
     pub use feedline_base::error::{Amounts, Site, Stage};
@@ -329,7 +330,8 @@ pub mod unstable {
     pub use feedline_store::choice::open;
     pub use feedline_store::{Choice, Opened};
 
-    /// The picture with its seek points, or unchanged. Errors: damage.
+    /// Returns the picture with seek points added, or unchanged if it gets none. Errors: a damaged
+    /// picture.
     pub fn embed_seek_points(input: &[u8]) -> feedline_base::error::Result<Vec<u8>> {
         let mut out = Vec::new();
         feedline_jpeg::Decoder::default()

@@ -1,5 +1,5 @@
-//! Data preparation for training: many small pictures are packed into shards, and their JPEGs can
-//! then be decoded from the middle.
+//! Prepares data for training: packs many small pictures into shards, and adds seek points to their
+//! JPEGs, so that a decoder can start in the middle.
 //!
 //! ```text
 //! folder ──listed once──► plan.fdp ──task k──► shard-00000k.tar, record ──all records──► index.fdx, manifest.tsv

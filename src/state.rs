@@ -68,14 +68,15 @@ pub(crate) struct Checkpoint {
     pub(crate) global_batch: u64,
     pub(crate) last: LastBatch,
     pub(crate) order: Settings,
-    /// Seed of the draws of decoders and transforms.
+    /// Seed of the random draws in decoders and transforms.
     pub(crate) draws: u64,
     pub(crate) dataset: Fingerprint,
     /// Batches that are still to be skipped.
     pub(crate) skips: Skips,
-    /// For a mixture, whose later part may change.
+    /// For a mixture: the part of its schedule that is fixed. The later part may change.
     pub(crate) past: Option<Past>,
-    /// For groups; `None` in states of older versions, in which each group had a last batch.
+    /// For grouped orders. `None` in states of older versions, in which each group had its own last
+    /// batch.
     pub(crate) groups: Option<GroupsMark>,
 }
 
@@ -101,14 +102,14 @@ pub(crate) struct Cursor {
     pub(crate) epoch: u64,
     /// Positions of the epoch delivered so far, to all ranks together.
     pub(crate) position: u64,
-    /// Index in the epoch of the next global batch.
+    /// Index of the next global batch in the epoch.
     pub(crate) batch: u64,
     /// Batches since the beginning of the run, over all epochs and resumes.
     pub(crate) steps: u64,
 }
 
 impl Checkpoint {
-    /// CRC32C of all values, in the order of this version.
+    /// CRC32C of all values, in the field order of this format version.
     fn check(&self) -> u32 {
         let Self {
             cursor,
@@ -172,7 +173,7 @@ impl Checkpoint {
         })
     }
 
-    /// The additional values of a mixture or of groups; an order never has both.
+    /// The additional values of a mixture or of a grouped order; no order is both.
     fn more(&self) -> Option<[u64; 4]> {
         self.past
             .as_ref()
@@ -214,8 +215,8 @@ impl Checkpoint {
         ]
     }
 
-    /// The difference of this rank from the others, for a sentence that begins `rank 3` or
-    /// `ranks 3, 5`.
+    /// How this rank's state differs from `others`, as the rest of a sentence that begins `rank 3`
+    /// or `ranks 3, 5`.
     fn diff(&self, others: &Self, is: &str, has: &str) -> String {
         let own = &self.cursor;
         let theirs = &others.cursor;
@@ -253,7 +254,7 @@ impl Checkpoint {
             return format!("{has} a different {what} ({own}; the others have {theirs})");
         }
         if self.order.identity != others.order.identity {
-            // The hash shows only that they differ.
+            // The identity is a hash: it shows only that the orders differ, so look for the reason.
             return match (self.order.kind, self.past, others.past) {
                 (_, Some(own), Some(theirs)) if own.segments != theirs.segments => format!(
                     "{has} a different schedule of the mix ({} segments had begun; on the others \
@@ -332,7 +333,7 @@ impl State {
         self.checkpoint.cursor.position
     }
 
-    /// Index in the epoch of the next global batch.
+    /// Index of the next global batch in the epoch.
     pub fn batch(&self) -> u64 {
         self.checkpoint.cursor.batch
     }
@@ -579,7 +580,7 @@ fn unread(error: serde_json::Error) -> Error {
             .iter()
             .any(|kind| words.starts_with(kind))
     {
-        // The parser names types of this crate.
+        // The parser's message names internal types of this crate, so replace it.
         words = "a value has the wrong type".into();
     }
     if let Some((end, _)) = words.char_indices().nth(WORDS_MAX) {
@@ -599,7 +600,7 @@ fn known(version: u64) -> Result<u32, String> {
     }
 }
 
-/// The version alone, which states of all versions have.
+/// Only the version, the one field that every format version has.
 #[derive(Deserialize)]
 struct StateVersion {
     version: u64,
@@ -622,7 +623,7 @@ struct Raw {
     draws: u64,
     dataset: Fingerprint,
     skip: Skips,
-    /// The values of a mixture, or the mark of groups.
+    /// The values of a mixture, or the [`GroupsMark`] of a grouped order.
     #[serde(deserialize_with = "required")]
     past: Option<[u64; 4]>,
     check: u32,

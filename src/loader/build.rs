@@ -198,8 +198,8 @@ impl LoaderBuilder {
         })
     }
 
-    /// [Memory](Self::reserved) for the workers, or by default for as many as the free memory
-    /// allows.
+    /// [Reserves](Self::reserved) memory for the set number of workers, or by default for as many
+    /// as fit in the free memory.
     fn fitting(
         &self,
         fields: &Fields,
@@ -594,7 +594,7 @@ impl LoaderBuilder {
         })
     }
 
-    /// Data that all batches share.
+    /// The data that all batches share.
     fn batch_info(
         &mut self,
         recipe: &Recipe,
@@ -701,20 +701,20 @@ struct Started {
     idle: Option<Arc<IdleMeter>>,
 }
 
-/// Channel ends outside the exchange.
+/// The ends of channels that are not part of the exchange.
 struct Ends {
     ready: Receiver<Contents>,
     maps: Option<Receiver<Filled>>,
 }
 
 impl Assembly {
-    /// The decisions, as reports show them.
+    /// The decisions of `build`, in the form that reports show.
     fn facts(&self, numa: Option<String>, before: Before, first: &EpochJob) -> LoaderFacts {
         let plan = self.reserved.plan.clone();
         let choice = self.opened.choice.clone();
         let buffers = plan.term(MemoryTerm::DEVICE).count as u32;
         let (routes, direct) = self.fields.routes.chosen();
-        // Unpacking chunks and mapping batches are effort, too.
+        // Unpacking chunks and mapping batches also count as effort.
         let effort = match &self.fields.recipe {
             recipe if !recipe.map_batches.is_empty() => recipe.effort().max(Effort::Own),
             recipe if self.chunk_starts.is_some() => recipe.effort().max(Effort::Light),

@@ -60,7 +60,7 @@ pub struct Epoch {
     live: Option<Live>,
 }
 
-/// Start of an iterator.
+/// Where an iterator starts.
 #[derive(Clone, Copy)]
 pub(super) enum From {
     /// The beginning of this epoch, or its resumed position.

@@ -75,7 +75,7 @@ impl Log {
         .filter_map(|(name, value)| Some((name, value?)))
     }
 
-    /// The differences of two sums.
+    /// The scalars for the time between two readings of the sums.
     fn between(before: &Sums, now: &Sums, workers: u32) -> Self {
         let then = &before.totals;
         let totals = &now.totals;
@@ -140,7 +140,7 @@ struct Sums {
     gpu: GpuIdle,
 }
 
-/// The state of the last call.
+/// The state after the last call of [`Loader::log`].
 #[derive(Default)]
 pub(super) struct Logged {
     sums: Sums,

@@ -244,7 +244,7 @@ struct BatchPlace {
 }
 
 impl BatchPlace {
-    /// Moves to `cursor`, or to the first delivered batch after it.
+    /// Moves to `cursor`, or past the skipped batches that begin there.
     fn arrive(&mut self, whole: &Batches, cursor: Cursor) {
         let (cursor, skipped) = self.skips.past(whole, cursor);
         self.cursor = cursor;
@@ -374,15 +374,15 @@ impl Loader {
         })
     }
 
-    /// Draws the samples of the next epochs by other weights, without a new loader: for an order by
-    /// [weights](Order::weighted), between two epochs.
+    /// Sets the weights by which the next epochs draw their samples, without a new loader. The
+    /// order must be [weighted](Order::weighted), and the call must come between two epochs.
     ///
-    /// Every rank sets the same weights before the same epoch; [`State::agree`] tells if one does
-    /// not. A state of an epoch resumes with the weights of that epoch.
+    /// Every rank must set the same weights before the same epoch; [`State::agree`] names ranks
+    /// that differ. A run that resumes within an epoch needs the weights of that epoch.
     ///
     /// Errors: [`ErrorKind::EpochLive`] while an iterator of this loader is alive;
-    /// [`ErrorKind::Config`] for another order, for another number of weights or draws, and within
-    /// an epoch.
+    /// [`ErrorKind::Config`] if the order is not weighted, if the number of weights or draws
+    /// changes, and within an epoch.
     pub fn weights(&self, weights: Weights) -> Result<()> {
         self.shared.info.process.check()?;
         let _live = Live::claim(
@@ -531,8 +531,9 @@ impl Loader {
     /// The report of this process for the other processes of its job, as input of
     /// [`Across::of`](crate::profile::Across::of): below 6 KiB as JSON.
     ///
-    /// `process` is its number among the `processes` that report, as in the launcher: a replicated
-    /// rank has several processes. Make the report in all processes after the same step.
+    /// `process` is this process's number among the `processes` that report, as the launcher counts
+    /// them. A replicated rank has several processes. Make the report in all processes after the
+    /// same step.
     pub fn rank_report(&self, process: u32, processes: u32) -> RankReport {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         RankReport::of(
@@ -644,7 +645,7 @@ impl LoaderState {
         self.place.hold().clone()
     }
 
-    /// Advances the place after a batch to `next`, and counts the step itself.
+    /// Moves the run's position to `next` after a batch was received, and counts the step.
     fn received(&self, next: Cursor) {
         let mut place = self.place.hold();
         let steps = place.cursor.steps.saturating_add(1);

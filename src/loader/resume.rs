@@ -109,8 +109,8 @@ impl LoaderState {
     fn compared(&self, state: &State, any_batch: bool) -> Result<BatchPlace> {
         let own = self.checkpoint(self.place())?;
         let saved = &redrawn(&own, state.checkpoint());
-        // The past at the position where the state was taken, because the cursor may have been
-        // moved.
+        // Compare the past at the position where the state was taken, not at the cursor, which may
+        // have been moved.
         let past = saved
             .past
             .map_or(Ok(None), |past| self.past(past.epoch, past.position))?;
@@ -205,7 +205,7 @@ fn same_batches(own: &Checkpoint, saved: &Checkpoint) -> bool {
     own.global_batch == saved.global_batch && (now == then || fills)
 }
 
-/// The name of a variant.
+/// The name of a variant in lower case.
 fn lower(variant: impl Debug) -> String {
     format!("{variant:?}").to_lowercase()
 }
@@ -214,7 +214,7 @@ fn way_out(setting: Setting, then: impl Debug) -> String {
     setting.hint(|setting| format!(": set {}, or resume rebatched", setting.with(then)))
 }
 
-/// The difference between two pasts at the same position.
+/// How the pasts of two mixtures differ at the same position.
 fn other_past(now: Past, then: Past) -> Option<String> {
     let Past {
         epoch,

@@ -86,17 +86,17 @@ pub(crate) struct Counts {
 pub(crate) struct Batches {
     /// Positions of the epoch.
     len: u64,
-    /// The first position, and the number of the batch that begins at it.
+    /// The first position, and the number of the batch that begins there.
     start: u64,
     first: u64,
     /// The maximum number of batches from `start` on.
     most: u64,
-    /// Positions of a batch, all ranks together.
+    /// Number of positions per batch, over all ranks.
     global: u64,
     last: LastBatch,
     rank: u64,
     world: u64,
-    /// Whether ranks take positions in turn.
+    /// Whether the ranks take single positions in turn, instead of runs of consecutive positions.
     in_turn: bool,
     /// The groups of the batches, in an order of groups.
     groups: Option<Arc<GroupedEpoch>>,
@@ -157,8 +157,8 @@ impl Batches {
         self.groups.as_ref().map(|groups| groups.batch(batch).group)
     }
 
-    /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are
-    /// the end.
+    /// The same epoch from `position` on, where batch `batch` begins. A `position` past the end
+    /// counts as the end.
     pub(crate) fn starting(self, position: u64, batch: u64) -> Self {
         Self {
             start: position.min(self.len),
@@ -180,7 +180,7 @@ impl Batches {
         self.len
     }
 
-    /// Positions of a batch, all ranks together.
+    /// Number of positions per batch, over all ranks.
     pub(crate) fn global(&self) -> u64 {
         self.global
     }
@@ -243,7 +243,7 @@ impl Batches {
         }
     }
 
-    /// Whether samples fit one group only, so that each group has a last batch.
+    /// Whether samples fit one group only, so that each group has its own last batch.
     pub(crate) fn end_apart(&self) -> bool {
         self.groups
             .as_ref()
@@ -275,7 +275,7 @@ impl Batches {
         self.first_position(batch).saturating_add(row)
     }
 
-    /// Positions of `batch` before the first position of this rank.
+    /// Number of positions of `batch` before the first position of this rank.
     fn offset(&self, batch: u64) -> u64 {
         let size = self.size(batch);
         if self.in_turn {
@@ -285,7 +285,7 @@ impl Batches {
         }
     }
 
-    /// Positions from one row of a rank to its next.
+    /// Distance in positions from one row of a rank to its next row.
     pub(crate) fn stride(&self) -> u64 {
         if self.in_turn { self.world } else { 1 }
     }
@@ -295,7 +295,7 @@ impl Batches {
         self.world
     }
 
-    /// All positions of a rank are congruent to its first one modulo this.
+    /// All positions of a rank are congruent to its first position modulo this number.
     pub(crate) fn step(&self) -> u64 {
         if self.in_turn {
             gcd(self.world, self.global)
@@ -322,7 +322,7 @@ impl Batches {
         self.start.saturating_add(self.rank)
     }
 
-    /// Positions of `batch` before the end of the epoch, all ranks together.
+    /// Number of positions of `batch` before the end of the epoch, over all ranks.
     fn real(&self, batch: u64) -> u64 {
         if batch >= self.end() {
             return 0;
@@ -375,7 +375,7 @@ impl Batches {
             .min(self.rows(batch).into()) as u32
     }
 
-    /// Rows of `batch` with a sample; the others are blank.
+    /// Number of rows of `batch` that have a sample, maybe a repeated one; the others are blank.
     pub(crate) fn filled(&self, batch: u64) -> u32 {
         match self.last {
             LastBatch::Pad => self.rows(batch),

@@ -16,7 +16,7 @@
 //! Batch *j* has the positions from *j* × S on, where S is the size of the largest batch. A smaller
 //! batch leaves the last of them unused. So a position determines its batch without a table, and a
 //! state holds a position as for any other order. Positions past the last batch map to the samples
-//! one by one, by group: substitutes are drawn from these.
+//! one by one, by group. Substitutes are drawn from these positions.
 //!
 //! Memory: an epoch takes 4 KiB per group at most, in addition to the table of `groups`.
 
@@ -34,15 +34,15 @@ pub(crate) struct Plan {
     flows: bool,
     /// Rows of a batch of each group.
     rows: Box<[u64]>,
-    /// Samples of all groups before each group.
+    /// For each group, the number of samples in all groups before it.
     before: Box<[u64]>,
-    /// The place in the line at which the batches of each group begin, then the end of the line.
+    /// Where on the line the batches of each group begin, then the end of the line.
     starts: Box<[u64]>,
-    /// Batches of each group and of those before it.
+    /// For each group, the number of batches of this group and of all groups before it.
     ends: Box<[u64]>,
-    /// Batches that are permuted. If groups flow, a short one follows.
+    /// Number of batches that are permuted. If groups flow, a short batch may follow them.
     permuted: u64,
-    /// Batches with positions; the policy may leave out a short last one.
+    /// Number of batches with positions. The [`LastBatch`] policy may leave out a short last batch.
     batches: u64,
     largest: u64,
     len: u64,
@@ -105,7 +105,7 @@ impl Plan {
         let mut counts = Counts::default();
         let mut batches = 0;
         let mut largest = 0;
-        // Samples of the short batch after all others.
+        // Number of samples in the short batch, which comes after all others.
         let mut behind = 0;
         for (group, (own, full)) in table.sizes.iter().zip(&rows).enumerate() {
             before[group] = counts.samples;
@@ -175,7 +175,7 @@ impl Plan {
         self.largest
     }
 
-    /// Rows of a batch of each group; 0 for one without batches.
+    /// Rows of a batch of each group; 0 for a group without batches.
     pub(crate) fn rows(&self) -> impl Iterator<Item = u64> {
         let starts = std::iter::once(&0).chain(&self.ends);
         self.rows
@@ -249,7 +249,8 @@ struct Shuffle {
     batches: Permutation,
     /// The permutation of the samples of each group.
     samples: Box<[Permutation]>,
-    /// The permutation of the members of each group's batches, if some come from smaller groups.
+    /// For each group, the permutation of all samples in its batches, if some of them come from
+    /// smaller groups.
     members: Box<[Option<Permutation>]>,
 }
 
@@ -282,7 +283,7 @@ pub(crate) struct GroupBatch {
     pub(crate) full: u64,
     /// Samples of the epoch in the batch.
     pub(crate) real: u64,
-    /// The index of the first of these samples among the members of the group's batches.
+    /// The index of the first of these samples among all samples in the group's batches.
     first: u64,
 }
 
@@ -354,7 +355,7 @@ impl GroupedEpoch {
         )
     }
 
-    /// The place in the line of a member of the group's batches.
+    /// The place on the line of sample number `member` of the group's batches.
     fn member(&self, group: usize, member: u64) -> u64 {
         let permuted = self
             .shuffle
@@ -363,8 +364,9 @@ impl GroupedEpoch {
         self.plan.starts[group] + permuted.map_or(member, |members| members.get(member))
     }
 
-    /// The place of a sample that fills up the group's short batch: one of its full batches, or
-    /// else one before it in the line.
+    /// The place on the line of sample number `k` that fills up the group's short batch. It comes
+    /// from the group's full batches first. After these, places count backwards: from the group's
+    /// start if groups flow, otherwise from its end.
     fn again(&self, group: usize, k: u64) -> u64 {
         let Plan {
             starts,
@@ -386,7 +388,7 @@ impl GroupedEpoch {
         first + (starts[group] - first + len - 1 - (k - of_full) % len) % len
     }
 
-    /// The position of a random sample of the group of `position`.
+    /// The position of a random sample from the same group as `position`.
     pub(crate) fn another(&self, position: u64, draws: &mut Draws) -> u64 {
         let Plan {
             table,
@@ -408,7 +410,7 @@ impl GroupedEpoch {
     }
 }
 
-/// The group of a place in the line, and the places before it in the group.
+/// The group that contains `place` on the line, and the number of the group's places before it.
 fn located(before: &[u64], place: u64) -> (usize, u64) {
     let group = before.partition_point(|before| *before <= place) - 1;
     (group, place - before[group])

@@ -53,7 +53,7 @@ struct Inner {
     starts: Arc<[u64]>,
     /// The chunks in their order, without empty ones. An index into it is a *turn*.
     sequence: Vec<usize>,
-    /// Samples before each turn, then the number of all samples.
+    /// The number of samples before each turn, then the number of all samples.
     before: Vec<u64>,
     lanes: u64,
     window: usize,
@@ -65,10 +65,10 @@ struct Inner {
 #[derive(Clone, Debug)]
 struct Group {
     lane: u64,
-    /// Counted in its lane.
+    /// Index of the group in its lane.
     number: u64,
     turns: Range<usize>,
-    /// Its samples, counted with all turns end to end.
+    /// The group's samples, as indices into all turns laid end to end.
     samples: Range<u64>,
 }
 
@@ -111,7 +111,7 @@ impl Lanes {
         self.0.before.last().copied().unwrap_or(0)
     }
 
-    /// Whether positions are samples, with one chunk at a time.
+    /// Whether each position equals its sample id, so that chunks are read one after the other.
     pub(crate) fn is_sequential(&self) -> bool {
         self.0.key.is_none() && self.0.lanes == 1 && self.0.window == 1
     }
@@ -129,8 +129,8 @@ impl Lanes {
         self.locate(&group, self.permutation(&group).as_ref(), at).2
     }
 
-    /// The maximum number of entries of a piece of a rank with this `step`, for any round, key and
-    /// class.
+    /// The maximum number of entries that one [`LanePiece`] of a rank with this `step` needs, for
+    /// any round, key and class.
     pub(crate) fn most(&self, step: u64) -> usize {
         let lanes = self
             .0
@@ -147,9 +147,9 @@ impl Lanes {
         lanes.saturating_mul(self.0.window).min(exist)
     }
 
-    /// Rows that `world` ranks with this `step` open in an epoch, per row of the dataset, when a
-    /// chunk counts with all its rows each time it is opened. 1 is the minimum; NaN without
-    /// samples.
+    /// Read amplification: the rows that `world` ranks with this `step` open in an epoch, per row
+    /// of the dataset. Each time a chunk is opened, all its rows count. 1 is the minimum; NaN
+    /// without samples.
     pub(crate) fn amplification(&self, world: u64, step: u64) -> f64 {
         let Inner {
             starts,
@@ -261,12 +261,12 @@ impl Lanes {
         start(lane)..start(lane + 1)
     }
 
-    /// The turn that contains the sample at `at`.
+    /// The turn that contains index `at` of all turns laid end to end.
     fn turn(&self, at: u64) -> usize {
         self.0.before.partition_point(|before| *before <= at) - 1
     }
 
-    /// The turns that have a piece in a lane that is not empty.
+    /// The turns that have a piece in `lane`, which must not be empty.
     fn turns(&self, lane: u64) -> Range<usize> {
         let span = self.span(lane);
         self.turn(span.start)..self.turn(span.end - 1) + 1
@@ -301,7 +301,8 @@ impl Lanes {
         ))
     }
 
-    /// The piece of the group, the row in its chunk, and the sample at `at`.
+    /// Locates index `at` of the group's samples: the number of the piece in the group, the row in
+    /// the chunk, and the sample id.
     fn locate(
         &self,
         group: &Group,
@@ -342,24 +343,25 @@ pub(crate) struct Needs(Arc<Needed>);
 struct Needed {
     lanes: Lanes,
     run: Range<u64>,
-    /// The distance between visited lanes.
+    /// The distance between lanes that the rank visits.
     stride: u64,
     rounds: Vec<Round>,
-    /// The first of `groups` of each visited lane of each round, then the number of all groups.
+    /// For each visited lane of each round, the index of its first group in `groups`; then the
+    /// number of all groups.
     begins: Vec<usize>,
     /// Sorted by round, lane, and position.
     groups: Vec<Needing>,
-    /// Indices of `groups` by their first need, and so by entry.
+    /// Indices into `groups`, sorted by the groups' first need, and so also by entry.
     sequence: Vec<usize>,
 }
 
 #[derive(Debug)]
 struct Round {
-    /// Its first virtual position.
+    /// The round's first virtual position.
     base: u64,
     /// The first visited lane.
     remainder: u64,
-    /// Its part of `begins`.
+    /// The round's range in `begins`.
     visited: Range<usize>,
 }
 
@@ -367,7 +369,7 @@ struct Round {
 struct Needing {
     group: Group,
     until: u64,
-    /// The first of its entries; there is one per piece.
+    /// The group's first entry in the sequence. A group has one entry per piece.
     entry: usize,
 }
 
@@ -375,8 +377,8 @@ struct Needing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) chunk: usize,
-    /// The first virtual position that does not need it any more: one past the last of the run
-    /// (visited or not) that its group has in this lane and round.
+    /// The first virtual position that no longer needs the entry: one past the last position of the
+    /// run (visited or not) that the entry's group has in this lane and round.
     pub(crate) until: u64,
 }
 
@@ -443,7 +445,7 @@ impl Needs {
         }
     }
 
-    /// The piece at `position`, prepared for many lookups.
+    /// Prepares to locate the samples of the piece that contains `position`.
     pub(crate) fn places(&self, position: u64) -> Places<'_> {
         let (round, groups) = self.groups(position);
         let mut lanes: Vec<_> = round.visited.clone().map(|_| None).collect();
@@ -466,8 +468,8 @@ impl Needs {
         }
     }
 
-    /// The round of a position, and the groups that it needs by entry, each with the index of its
-    /// lane among the visited.
+    /// The round of `position`, and the groups that it needs, sorted by entry. Each group comes
+    /// with the index of its lane among the visited lanes.
     fn groups(&self, position: u64) -> (&Round, Vec<(usize, &Needing)>) {
         let Needed {
             run,
@@ -492,7 +494,7 @@ impl Needs {
     }
 }
 
-/// The places of a piece's samples; made once for many positions.
+/// Locates the samples of a piece; made once for many positions.
 pub(crate) struct Places<'a> {
     needed: &'a Needed,
     round: &'a Round,
@@ -501,11 +503,11 @@ pub(crate) struct Places<'a> {
 }
 
 struct LanePlace<'a> {
-    /// The group's first index in the piece's entries.
+    /// The index of the group's first entry among the piece's entries.
     entry: usize,
     group: &'a Group,
     permutation: Option<Permutation>,
-    /// The first of the lane's samples.
+    /// The lane's first sample, as an index into all turns laid end to end.
     origin: u64,
 }
 

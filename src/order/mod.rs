@@ -12,9 +12,9 @@
 //!   workers, readers, faults or the number of ranks. So a checkpoint needs a position only.
 //! - Every epoch of a shuffled order visits every index exactly once, each epoch in a different
 //!   order.
-//! - An order takes memory for the user's list of indices or groups, and 24 bytes per chunk of a
-//!   window: no other array of the dataset's length, so 10^12 samples start as fast as 10^3
-//!   (`benches/order.rs`).
+//! - An order takes memory for the user's list of indices, groups or weights, and 24 bytes per
+//!   chunk of a window. Except for weights without replacement, it keeps no other array of the
+//!   dataset's length, so 10^12 samples start as fast as 10^3 (`benches/order.rs`).
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
@@ -49,7 +49,7 @@ use std::sync::Arc;
 use weights::Drawing;
 pub use weights::Weights;
 
-/// The samples of an epoch and their order. Cheap to clone.
+/// Which samples an epoch delivers, and in which order. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Order {
     source: Source,
@@ -59,19 +59,19 @@ pub struct Order {
     window: Option<usize>,
     /// Samples of a chunk, if the dataset has no chunks of its own; 0 if unknown.
     block: u64,
-    /// Parts of the chunk sequence that are read in turn.
+    /// Number of lanes: parts of the chunk sequence that are read in turn.
     lanes: u32,
     groups: Option<Groups>,
     /// The batches of the groups, once the loader's settings are known.
     plan: Option<Arc<Plan>>,
 }
 
-/// Bytes of a chunk, if the dataset has no chunks of its own: some blocks of a cache, of which the
-/// first and last are shared with the adjacent chunks.
+/// Bytes of a chunk, if the dataset has no chunks of its own. A chunk covers several cache blocks,
+/// and shares the first and last block with its neighbours.
 const BLOCK: u64 = 32 << 20;
 
-/// Hints of [`EpochOrder::ahead`] per chunk: some 16 for each block of a cache, so that a block is
-/// hardly ever missed.
+/// Number of prefetch hints from [`EpochOrder::ahead`] per chunk. This gives about 16 hints per
+/// cache block, so that hardly any block gets none.
 const HINTS: u64 = 64;
 
 /// Maximum number of lanes.
@@ -122,7 +122,7 @@ impl Order {
         }
     }
 
-    /// Parts of the sequence that are read in turn.
+    /// Number of lanes.
     pub(crate) fn lane_count(&self) -> u64 {
         self.lanes.into()
     }
@@ -507,7 +507,8 @@ impl Order {
         }
     }
 
-    /// The progress of a run of a mixture. Errors: those of a sampler that panics.
+    /// How far a mixture's run has come at this position; `None` for other orders. Errors: a panic
+    /// of the sampler.
     pub(crate) fn progress(&self, epoch: u64, position: u64) -> Result<Option<Progress>> {
         match &self.source {
             Source::Sampler(sampler) if !self.shuffled => {
@@ -517,8 +518,8 @@ impl Order {
         }
     }
 
-    /// The same order by other weights. Errors: [`ErrorKind::Config`] for an order without weights,
-    /// and for other numbers of weights or draws.
+    /// The same order with other weights. Errors: [`ErrorKind::Config`] for an order without
+    /// weights, and for other numbers of weights or draws.
     pub(crate) fn reweighted(&self, weights: Weights, dataset_len: u64) -> Result<Self> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Order, message));
         let Source::Weighted(old) = &self.source else {
@@ -537,7 +538,7 @@ impl Order {
         })
     }
 
-    /// The settings of a run, with the weights of now.
+    /// Returns `settings` with the identity of the order's current weights.
     pub(crate) fn settings_now(&self, settings: Settings) -> Settings {
         match &self.source {
             Source::Weighted(weights) => Settings {
@@ -580,7 +581,8 @@ impl Order {
     }
 }
 
-/// A sampler's identity, with some of its ids: these differ even if the identity omits a setting.
+/// A sampler's identity, hashed with some of its ids. The ids differ even if the identity omits a
+/// setting.
 fn sampled(sampler: &dyn Sampler, len: u64) -> u64 {
     const LOOKS: u64 = 16;
     let positions =
@@ -686,9 +688,9 @@ fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
 
 /// The order of one epoch. A few hundred bytes for any length; clones share larger parts.
 ///
-/// Positions past the end start again at 0: an epoch filled up with padding has some. In groups,
-/// the positions after the last batch map to the samples of a group. Earlier positions that no
-/// batch uses map to samples, too.
+/// Positions past the end start again at 0; an epoch that is filled up with padding has such
+/// positions. In groups, the positions after the last batch map to the samples of a group. Earlier
+/// positions that no batch uses map to samples, too.
 #[derive(Clone, Debug)]
 pub(crate) struct EpochOrder {
     source: Source,
@@ -720,16 +722,17 @@ pub(crate) struct ChunkStarts {
     pub(crate) whole: bool,
 }
 
-/// The places of a piece's samples; made once for many positions.
+/// Locates the samples of a piece; made once for many positions.
 pub(crate) enum Places<'a> {
-    /// Positions are samples; this is the first of the piece's chunk.
+    /// Positions equal sample ids; this is the first sample of the piece's chunk.
     Sequential(u64),
     Lanes(lanes::Places<'a>),
     Any(&'a EpochOrder, &'a [u64]),
 }
 
 impl Places<'_> {
-    /// The place among the piece's entries, the row in the chunk, and the sample at `position`.
+    /// Returns the index among the piece's entries, the row in the chunk, and the sample at
+    /// `position`.
     pub(crate) fn locate(
         &self,
         position: u64,
@@ -801,8 +804,8 @@ impl EpochOrder {
     }
 
     /// A number that distinguishes the draws of one sample within the epoch; 0 for the first draw
-    /// in a dataset or list. Positions past the end are copies of those at the beginning. Errors:
-    /// those of a sampler that panics.
+    /// in a dataset or list. Positions past the end are copies of positions at the beginning.
+    /// Errors: a panic of the sampler.
     pub(crate) fn draw(&self, position: u64) -> Result<u64> {
         let index = |position| {
             self.permutation
@@ -836,8 +839,8 @@ impl EpochOrder {
         }
     }
 
-    /// Samples of the next window after the window of `positions`. Each rank has one position in
-    /// `step`; all ranks together give [`HINTS`] per chunk.
+    /// Samples one window ahead of `positions`, as prefetch hints. Each rank has one position in
+    /// `step`; all ranks together give [`HINTS`] hints per chunk.
     pub(crate) fn ahead(
         &self,
         positions: impl Iterator<Item = u64>,
@@ -920,7 +923,7 @@ impl EpochOrder {
         }
     }
 
-    /// The maximum number of entries of a piece, in any epoch.
+    /// The maximum number of chunk entries that a piece needs, in any epoch.
     pub(crate) fn entries_most(&self) -> usize {
         self.most
     }
@@ -947,7 +950,7 @@ impl EpochOrder {
         }
     }
 
-    /// The places of the samples of the piece at `position`.
+    /// Locates the samples of the piece that contains `position`.
     pub(crate) fn places(&self, position: u64) -> Places<'_> {
         let lanes = self.lanes.as_ref().filter(|_| self.needs.is_some());
         if lanes.is_some_and(Lanes::is_sequential) && position < self.len {

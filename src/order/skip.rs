@@ -1,4 +1,4 @@
-//! Batches that a run leaves out. Pure.
+//! Batches that a run skips. Pure.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -45,7 +45,7 @@ impl Skips {
         self.0.iter()
     }
 
-    /// Whether the ranges are as [`add`](Self::add) makes them.
+    /// Whether the ranges are valid, as [`add`](Self::add) leaves them.
     pub(crate) fn are_legal(&self) -> bool {
         // The last epoch cannot be used: none follows it.
         self.0

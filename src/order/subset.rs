@@ -59,7 +59,7 @@ impl SplitPart {
         self.permutation.get(self.start + local)
     }
 
-    /// The part's first place in the permutation.
+    /// The part's first index in the permutation.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }

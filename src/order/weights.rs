@@ -7,10 +7,11 @@
 //!
 //! Invariants, tested:
 //! - A sample of weight 0 is never drawn.
-//! - The table is exact to 2^-32 of the mean weight, and the same on every machine: it is made of
-//!   additions and divisions alone, in one order.
-//! - With replacement an epoch costs nothing at its start. Without, it costs a number for each
-//!   sample and a sort, and 4 bytes for each position while the epoch lives.
+//! - The table is exact to 2^-32 of the mean weight. It is the same on every machine, because it is
+//!   computed by additions and divisions alone, in a fixed order.
+//! - With replacement an epoch costs nothing at its start. Without replacement, it computes a
+//!   random number for each sample and sorts these numbers, and it keeps 4 bytes for each position
+//!   while the epoch lives.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::order::{Draws, Key, identity_of};
@@ -38,7 +39,7 @@ pub struct Weights {
     draws: u64,
     /// Hash of the weights.
     hash: u64,
-    /// Samples with a weight above 0.
+    /// Number of samples with a weight above 0.
     possible: u64,
 }
 
@@ -46,20 +47,20 @@ pub struct Weights {
 enum By {
     /// With replacement.
     Table(Arc<[Column]>),
-    /// Without: the weights themselves.
+    /// Without replacement: the weights themselves.
     Times(Arc<[f64]>),
 }
 
 /// A column of the alias table: all columns are equally likely.
 #[derive(Clone, Copy)]
 pub(super) struct Column {
-    /// Fractions below it, in units of 2^-32, give the column's own sample.
+    /// Fractions below this threshold, in units of 2^-32, give the column's own sample.
     own: u32,
-    /// The sample of all other fractions.
+    /// The sample that all other fractions give.
     alias: u32,
 }
 
-/// Units of the fraction of a column.
+/// Number of units in a column: a fraction is counted in units of 2^-32.
 const FRACTION: f64 = 4_294_967_296.0;
 
 impl Weights {
@@ -67,19 +68,19 @@ impl Weights {
     /// often as one of weight 1. An epoch has as many draws as samples, unless
     /// [`draws`](Self::draws) sets another number.
     ///
-    /// Errors: [`ErrorKind::Config`] for a weight that is negative or not a finite number, with its
-    /// sample, if all are 0, and for more than 2^32 samples.
+    /// Errors: [`ErrorKind::Config`] for a negative or non-finite weight (the message names its
+    /// sample), if the sum of the weights is 0 or infinite, and for 2^32 or more samples.
     pub fn new(weights: &[f64]) -> Result<Self> {
         let sum = checked_sum(weights)?;
         let mean = sum / weights.len() as f64;
         Ok(Self::drawn(By::Table(table(weights, mean)), weights))
     }
 
-    /// As [`new`](Self::new), but an epoch draws each sample at most once: the first by the weights,
-    /// the next by the weights of the samples that are left, and so on. Sorts the samples at the
-    /// start of each epoch.
+    /// Like [`new`](Self::new), but an epoch draws each sample at most once: the first by the
+    /// weights, the next by the weights of the remaining samples, and so on. Sorts the samples at
+    /// the start of each epoch.
     ///
-    /// Errors: as [`new`](Self::new).
+    /// Errors: see [`new`](Self::new).
     pub fn without_replacement(weights: impl Into<Arc<[f64]>>) -> Result<Self> {
         let weights = weights.into();
         checked_sum(&weights)?;
@@ -95,10 +96,10 @@ impl Weights {
         }
     }
 
-    /// Weights that draw every class equally often, and the samples of a class equally often:
-    /// `classes` has the class of each sample.
+    /// Weights that draw every class equally often, and within a class every sample equally often.
+    /// `classes[i]` is the class of sample `i`.
     ///
-    /// Errors: [`ErrorKind::Config`] without samples, and for more than 2^32.
+    /// Errors: [`ErrorKind::Config`] for no samples, and for 2^32 or more samples.
     pub fn balanced<C: Eq + Hash>(classes: &[C]) -> Result<Self> {
         let mut counts = HashMap::new();
         for class in classes {
@@ -118,10 +119,10 @@ impl Weights {
         self
     }
 
-    /// Draws of an epoch over a dataset of `len` samples.
+    /// Number of draws in an epoch over a dataset of `len` samples.
     ///
-    /// Errors: [`ErrorKind::Config`] for another number of weights than samples, and for more draws
-    /// without replacement than samples that have a weight.
+    /// Errors: [`ErrorKind::Config`] if the number of weights is not the number of samples, or if
+    /// there are more draws without replacement than samples with a weight above 0.
     pub(super) fn len(&self, len: u64) -> Result<u64> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         let count = self.count();
@@ -140,7 +141,7 @@ impl Weights {
         Ok(self.draws)
     }
 
-    /// A hash of all that decides the samples, except for the seed.
+    /// A hash of everything that decides which samples are drawn, except the seed.
     pub(super) fn identity(&self) -> u64 {
         identity_of([self.hash, self.draws, u64::from(self.is_once())])
     }
@@ -185,8 +186,8 @@ impl Drawing {
         match self {
             Self::Ids(ids) => ids[position as usize].into(),
             Self::Table(table, key) => {
-                // One word has both: with fewer than 2^32 columns, more than 32 bits are left for
-                // the fraction.
+                // One random word gives both column and fraction: with fewer than 2^32 columns,
+                // more than 32 bits are left for the fraction.
                 let word = Draws::from_key(key.derive(position)).next_u64();
                 let product = u128::from(word) * table.len() as u128;
                 let column = (product >> 64) as usize;
@@ -244,8 +245,8 @@ fn checked_sum(weights: &[f64]) -> Result<f64> {
     }
 }
 
-/// The alias table (Walker): each column has the mean weight, filled by one sample of at most the
-/// mean and the rest of a heavier one.
+/// The alias table (Walker). Each column holds the mean weight: one sample of at most this weight,
+/// filled up with a share of a heavier sample.
 ///
 /// Two cursors sweep over the samples, one over the light and one over the heavy ones (Hübschle-Schneider
 /// and Sanders), so that nothing but the table takes memory.
@@ -253,7 +254,7 @@ fn table(weights: &[f64], mean: f64) -> Arc<[Column]> {
     let count = weights.len();
     let next =
         |from: usize, heavy: bool| (from..count).find(|sample| (weights[*sample] > mean) == heavy);
-    // A column that nothing below fills is a sample's own.
+    // A column that the code below does not fill belongs entirely to its own sample.
     let mut table: Vec<Column> = (0..count as u32)
         .map(|sample| Column {
             own: u32::MAX,
@@ -264,7 +265,7 @@ fn table(weights: &[f64], mean: f64) -> Arc<[Column]> {
     let mut light = next(0, false);
     let mut heavy = next(0, true);
     let mut last_heavy = heavy.unwrap_or(0);
-    // What is left of the heavy sample.
+    // The weight of the heavy sample that is not yet assigned to a column.
     let mut rest = heavy.map_or(0.0, |sample| weights[sample]);
     while let Some(donor) = heavy {
         last_heavy = donor;
@@ -288,7 +289,8 @@ fn table(weights: &[f64], mean: f64) -> Arc<[Column]> {
             }
         }
     }
-    // Rounding may leave light samples. Those of less than the mean keep their share.
+    // Rounding may leave light samples. Those below the mean keep their share of the column, and
+    // the last heavy sample gets the rest.
     while let Some(sample) = light {
         if weights[sample] < mean {
             table[sample] = Column {
@@ -323,8 +325,8 @@ fn earliest(weights: &[f64], count: usize, key: Key) -> Arc<[u32]> {
     times.into_iter().map(|(_, sample)| sample).collect()
 }
 
-/// The natural logarithm of a number from 2^-53 to 1. That of the C library may differ in the last
-/// bit from machine to machine, and with it the order of samples.
+/// The natural logarithm of a number from 2^-53 to 1. The C library's logarithm may differ in the
+/// last bit between machines, which would change the order of samples.
 fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
     let mut exponent = ((bits >> 52) as i64 - 1023) as f64;

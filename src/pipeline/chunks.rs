@@ -12,11 +12,11 @@
 //!   └──────────────── last piece that needs the chunk is done ◄──────────────────┘
 //! ```
 //!
-//! The order gives the sequence of chunks, and for every piece of a batch some entries of this
-//! sequence. The planner opens chunks strictly in sequence, ahead of the pieces, as buffers become
-//! free. Each entry has an end position: no piece at or after that position needs the entry. The
-//! planner releases the entry when the oldest waiting piece reaches that position. The buffer is
-//! returned when the last gather that uses it ends.
+//! The order gives the sequence of chunks. It also cuts each batch into *pieces*, runs of rows that
+//! need the same entries of this sequence. The planner opens chunks strictly in sequence, ahead of
+//! the pieces, as buffers become free. Each entry has an end position: no piece at or after that
+//! position needs the entry. The planner releases the entry when the oldest waiting piece reaches
+//! that position. The buffer is returned when the last gather that uses it ends.
 //!
 //! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. Take the last
 //! entry that the oldest waiting piece needs. Each entry before it is either needed by this piece
@@ -66,7 +66,7 @@ pub(crate) struct OpenChunk {
 }
 
 impl OpenChunk {
-    /// The rows; `None` while the chunk is being opened.
+    /// The chunk's rows, or the error; `None` while the chunk is being opened.
     pub(crate) fn get(&self) -> Option<&Result<ChunkBuf>> {
         self.result.get()
     }
@@ -95,7 +95,7 @@ impl Opening {
         self.entry.chunk
     }
 
-    /// Whether no piece waits for the chunk any more.
+    /// Whether no piece of a batch waits for the chunk any more.
     pub(crate) fn is_forgotten(&self) -> bool {
         Arc::strong_count(&self.entry) == 1
     }
@@ -179,8 +179,8 @@ pub(super) fn open(
     })
 }
 
-/// A buffer for the encoded bytes of one chunk or one sample. It is reused unless a piece of the
-/// last chunk is still held.
+/// A buffer for the encoded bytes of one chunk or one sample. It is reused unless slices of the
+/// last chunk's bytes are still in use.
 #[derive(Default)]
 pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
 
@@ -194,7 +194,8 @@ impl Encoded {
         ))
     }
 
-    /// Allocates the buffer if there is none, or if a piece of the last chunk is still held.
+    /// Allocates the buffer if there is none, or if slices of the last chunk's bytes are still in
+    /// use.
     pub(crate) fn make_free(&mut self, bytes: usize, what: &str) -> Result<()> {
         if self.0.as_mut().and_then(Arc::get_mut).is_none() {
             *self = Self::new(bytes, what)?;
@@ -202,7 +203,7 @@ impl Encoded {
         Ok(())
     }
 
-    /// The whole buffer; empty while a piece is still held.
+    /// The whole buffer; empty while slices of it are still in use.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.0
             .as_mut()
@@ -210,8 +211,9 @@ impl Encoded {
             .map_or(&mut [], RegionBytes::as_mut_slice)
     }
 
-    /// Fetches stored pieces with `read`. Returns false if a piece is missing or the buffer is too
-    /// small; then all stored pieces count as missing.
+    /// Reads the sample's pieces that are in storage into this buffer, by calling `read`. Returns
+    /// false if a piece is missing or the buffer is too small; then all stored pieces count as
+    /// missing.
     pub(crate) fn fetch(
         &mut self,
         samples: &Samples,
@@ -263,7 +265,7 @@ impl AsRef<[u8]> for SharedBytes {
     }
 }
 
-/// The chunks that a piece needs, all open or failed.
+/// The chunks that a piece of a batch needs, each open or failed.
 pub(crate) struct Held(Vec<Arc<OpenChunk>>);
 
 impl Held {
@@ -283,7 +285,7 @@ struct WaitingRows {
 /// An entry of the sequence, from its opening until no piece needs it.
 struct ChunkEntry {
     open: Arc<OpenChunk>,
-    /// From this position on, no piece needs the chunk.
+    /// The position from which on no piece needs the chunk.
     until: u64,
 }
 
@@ -297,7 +299,8 @@ pub(crate) struct Chunks {
     entries: VecDeque<Option<ChunkEntry>>,
     base: usize,
     waiting: VecDeque<WaitingRows>,
-    /// The last planned piece: its epoch, its end and its entries.
+    /// The last planned piece: its epoch, its end position, and the entries of the sequence that it
+    /// needs.
     piece: Option<(Arc<EpochJob>, u64, Arc<[usize]>)>,
 }
 
@@ -313,7 +316,7 @@ impl Chunks {
         }
     }
 
-    /// Cuts a batch into pieces that wait for their chunks.
+    /// Cuts the rows of a batch into pieces, each of which waits for its chunks.
     pub(crate) fn plan(&mut self, mut run: RowRun) {
         while run.len() > 0 {
             let position = run.position();
@@ -328,7 +331,8 @@ impl Chunks {
         }
     }
 
-    /// The end and the entries of the piece at `position`.
+    /// End position of the piece that contains `position`, and the entries of the sequence that it
+    /// needs.
     fn piece(&mut self, job: &Arc<EpochJob>, position: u64) -> (u64, Arc<[usize]>) {
         if let Some((before, end, entries)) = &self.piece
             && Arc::ptr_eq(before, job)
@@ -343,7 +347,8 @@ impl Chunks {
         (piece.end, entries)
     }
 
-    /// Passes on ready rows, releases unneeded entries, and returns the chunks to open.
+    /// Passes rows whose chunks are open to `ready`, releases entries that are no longer needed,
+    /// and returns the chunks to open next.
     pub(crate) fn advance(&mut self, mut ready: impl FnMut(RowRun, Arc<Held>)) -> Vec<Opening> {
         let mut openings = Vec::new();
         loop {
@@ -398,7 +403,8 @@ impl Chunks {
         )))
     }
 
-    /// Starts the sequence of another epoch. Open chunks at the start of this sequence stay open.
+    /// Switches to the chunk sequence of another epoch. Chunks that begin the new sequence stay
+    /// open if they are open already.
     fn turn_to(&mut self, job: &Arc<EpochJob>) {
         if self
             .job
@@ -431,7 +437,8 @@ impl Chunks {
         let Some(job) = &self.job else { return };
         while let Some(Need { chunk, until }) = job.order.need(self.base + self.entries.len()) {
             if until <= position {
-                // A rank that skips positions may take no sample from a small group.
+                // A rank takes only some of the positions, so it may need no sample of a small
+                // group.
                 self.entries.push_back(None);
                 continue;
             }
@@ -463,7 +470,7 @@ impl Chunks {
     }
 }
 
-/// The memory of open chunks.
+/// The memory that open chunks need.
 pub(crate) struct ChunkRoom {
     /// Buffers, each for the largest chunk and the lists of its rows.
     pub(crate) open: MemoryTerm,

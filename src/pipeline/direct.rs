@@ -13,7 +13,8 @@
 //!
 //! Invariants:
 //! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only
-//!   after every row has been counted down, even if the batch is cancelled or a thread panics.
+//!   after every row has been read or has failed, even if the batch is cancelled or a thread
+//!   panics.
 //! * Every row is read, or has an error that names file, offset and sample. Rows that cuFile could
 //!   not read are counted.
 
@@ -98,7 +99,7 @@ impl Reading {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// The failure of the lowest row.
+    /// The failure of the failed row with the lowest index.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         self.failure.hold().take()
     }
@@ -120,7 +121,7 @@ pub(crate) struct DirectReads {
     tasks: Sender<Task>,
 }
 
-/// Decisions of `build` about direct reads.
+/// What `build` decided about direct reads.
 pub(crate) struct DirectPlan {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) reader: Arc<DirectReader>,
@@ -287,8 +288,8 @@ impl Direct {
         Ok(())
     }
 
-    /// The rows from `row` on that are adjacent in a file; `None` if the row is not stored
-    /// unchanged in a file.
+    /// The longest run of rows from `row` on that are adjacent in a file; `None` if the row is not
+    /// stored unchanged in a file.
     fn run_at(&self, task: &Task, row: u32) -> Result<Option<Stretch>> {
         let step = &self.steps[task.step];
         let Some(extent) = self.extent_of(task, row)? else {
@@ -361,8 +362,8 @@ impl Direct {
         }
     }
 
-    /// The error of a run that only cuFile may read: the error of reading the file, if there is
-    /// one, otherwise cuFile's message.
+    /// The error of rows that only cuFile may read and could not. It says whether the file cannot
+    /// be opened or is too short; otherwise it is cuFile's message `why`.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
         let row_bytes = step.row_bytes as u64;
         let Extent {
@@ -433,10 +434,10 @@ impl Direct {
         };
         let len = usize::try_from(to - from)
             .map_err(|_| "a read beyond the address space".to_string())?;
-        // SAFETY: the bytes are in the batch's buffer. Without staging, rows have their final
-        // place. In staging, a run of n rows has n strides, each of at least a page and a row. The
-        // buffer is idle, and only this task writes these rows. The transfer thread keeps the
-        // buffer until the rows are counted down, or forever.
+        // SAFETY: the bytes are in the batch's buffer. Without staging, rows go to their final
+        // position. In the staging area, a run of n rows has n strides, each of at least a page
+        // plus a row. The buffer is idle, and only this task writes these rows. The transfer thread
+        // keeps the buffer until the rows are counted down, or forever.
         let read = unsafe { handle.read(task.reading.base, len, from, place) };
         match read? {
             // Bytes after the last row are not needed.
@@ -540,7 +541,7 @@ impl Direct {
                 (None, Some(bytes)) => room[..piece].copy_from_slice(&bytes[done..done + piece]),
                 (None, None) => {}
             }
-            // SAFETY: the row's place, as in `by_cufile`.
+            // SAFETY: the destination is the row's own range, as in `by_cufile`.
             unsafe { bounce.send(to, piece) }.map_err(|(error, lost)| {
                 task.reading.lost.fetch_or(lost, Ordering::AcqRel);
                 named(error)

@@ -1,4 +1,5 @@
-//! The scheduling of workers: tasks on a pool empty the queues; no item is lost and no task blocks.
+//! Schedules the workers: tasks on a thread pool (*drains*) empty the queues. No item is lost, and
+//! no task blocks.
 //!
 //! ```text
 //! push an item, then wake ──► fewer than `count` drains? ─► spawn one ─► take all items ─► look once more ─► end
@@ -81,11 +82,11 @@ impl Drains {
 /// Items that are served one at a time, by the worker that has the turn.
 pub(crate) struct Turns<T> {
     waiting: Queue<T>,
-    /// A worker has the turn.
+    /// Whether a worker has the turn.
     busy: AtomicBool,
 }
 
-/// Whether to serve an item that differs from the last one.
+/// Whether to serve an item that is unlike the last one (a bad row that needs another drawn chunk).
 #[derive(Clone, Copy)]
 pub(crate) enum Switch {
     Yes,

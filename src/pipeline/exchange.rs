@@ -9,8 +9,9 @@
 //!     dropped batch ◄── iterator ◄──ready── [transfer thread ◄──full──] last row┘
 //! ```
 //!
-//! [`ToIo`] and [`ToWorkers`] end with the loader's core. Slots hold the [`Exchange`], so it lives
-//! as long as a batch is held. Items that arrive after the end are therefore removed again.
+//! [`ToIo`] and [`ToWorkers`] are dropped with the loader's core. Slots hold the [`Exchange`], so
+//! it lives as long as a batch is held. Items that arrive after the end are therefore removed
+//! again.
 
 use super::chunks::Held;
 use super::drains::{Drains, Turns};
@@ -31,7 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// small enough that all workers finish a batch together.
 const RUN_BYTES: usize = 512 << 10;
 
-/// The queues to the I/O thread, bounded by the permits, and its waker.
+/// The queues to the I/O thread, and its waker. Permits (see [`pipeline`](super)) bound their
+/// lengths.
 pub(crate) struct ToIo {
     /// Runs of epochs to plan, newest last. The queue has no bound: starting an epoch must never
     /// wait for the I/O thread, and the I/O thread, which frees slots itself, must not wait for the
@@ -43,7 +45,7 @@ pub(crate) struct ToIo {
     pub(crate) misses: Queue<RowRun>,
     /// Chunks that missed the page cache.
     pub(crate) chunk_misses: Queue<Fetch>,
-    /// Returns permits for samples in flight from the workers.
+    /// Workers return permits for samples in flight through this channel.
     pub(crate) idle: Sender<Box<Sample>>,
     pub(crate) waker: Waker,
 }
@@ -75,15 +77,16 @@ pub(crate) struct Start {
     pub(crate) first: Arc<EpochJob>,
     /// Batches of the run.
     pub(crate) batches: u64,
-    /// Makes the next job: for a later epoch, or for batches of the same epoch that follow batches
-    /// the run leaves out.
+    /// Makes the next job: for a later epoch, or for batches of the same epoch that follow skipped
+    /// batches.
     pub(crate) next: Box<dyn FnMut() -> Result<Arc<EpochJob>> + Send>,
 }
 
 /// Rows for a worker to fill.
 pub(crate) struct ToFill {
     pub(crate) run: RowRun,
-    /// The open chunks that hold the rows; without chunks the rows are looked up.
+    /// The open chunks that contain the rows. `None` for a dataset without chunks, whose rows a
+    /// worker looks up in memory or the page cache.
     pub(crate) held: Option<Arc<Held>>,
 }
 
@@ -93,11 +96,12 @@ pub(crate) struct BadRow {
     pub(crate) run: RowRun,
     pub(crate) id: u64,
     pub(crate) error: Error,
-    /// The chunks of the row's piece, and the entry of the row's own chunk.
+    /// For a chunked dataset: the chunks of the row's piece, and the index of the row's chunk among
+    /// them.
     pub(crate) held: Option<(Arc<Held>, usize)>,
 }
 
-/// Capacities that size the queues to the workers.
+/// Numbers of items that determine the sizes of the queues to the workers.
 pub(crate) struct Capacity {
     pub(crate) slots: usize,
     pub(crate) samples: usize,
@@ -109,7 +113,8 @@ pub(crate) struct Capacity {
 /// memory per drain and not per sample.
 pub(crate) struct ToWorkers {
     pub(crate) drains: Arc<Drains>,
-    /// Rows to look up, and rows with open chunks; split when taken.
+    /// Rows to look up, and rows whose chunks are open. A worker takes a part of an entry at a
+    /// time.
     to_fill: Queue<ToFill>,
     /// Rows whose bytes are in memory, and chunks to open.
     fetched: Queue<Fetch>,
@@ -117,7 +122,7 @@ pub(crate) struct ToWorkers {
     pub(crate) bad: Turns<BadRow>,
     /// Whether failed samples are substituted.
     substitutes: bool,
-    /// Slots for `.map_batch`.
+    /// Full slots on which `.map_batch` must still run.
     maps: Option<Receiver<Filled>>,
     run_rows: u32,
     meters: Arc<Meters>,
@@ -133,7 +138,7 @@ impl ToWorkers {
     ) -> Self {
         Self {
             drains,
-            // A batch has a piece for each chunk boundary in it; small chunks make many pieces.
+            // A batch is cut into a piece at each chunk boundary, so small chunks make many pieces.
             to_fill: Queue::with_room(4 * room.slots),
             fetched: Queue::with_room(room.samples.max(room.chunks)),
             bad: Turns::new(),
@@ -150,7 +155,7 @@ impl ToWorkers {
         self.drains.wake(runs);
     }
 
-    /// Queues rows to look up, or rows with open chunks.
+    /// Queues rows for the workers: rows to look up, or rows whose chunks are open.
     pub(crate) fn fill(&self, run: RowRun, held: Option<Arc<Held>>) {
         let runs = run.len().div_ceil(self.run_rows) as usize;
         self.put(&self.to_fill, ToFill { run, held }, runs);
@@ -196,8 +201,7 @@ impl ToWorkers {
         self.maps.as_ref()?.try_recv().ok()
     }
 
-    /// Takes some rows of the oldest run to fill, and returns whether they are the last rows of
-    /// their piece.
+    /// Takes some rows of the oldest run to fill, and returns whether they are the run's last rows.
     pub(crate) fn take_rows(&self) -> Option<(ToFill, bool)> {
         let mut queue = self.to_fill.lock();
         let ToFill { run, held } = queue.front_mut()?;
@@ -233,8 +237,8 @@ impl ToWorkers {
     }
 }
 
-/// The paths of slots: full slots go to the iterator (through `.map_batch`, if set), free slots to
-/// the planner.
+/// The channels of slots: full slots go to the iterator (through `.map_batch`, if set), free slots
+/// to the planner.
 pub(crate) struct Exchange {
     /// The iterator's current run. Older runs are cancelled, and their slots are not delivered.
     pub(crate) generation: Arc<AtomicU64>,
@@ -307,7 +311,8 @@ impl Exchange {
         self.empty_if_closed();
     }
 
-    /// Called after each send to a channel: after the end, no thread receives from it.
+    /// Called after each send to a channel, because no thread receives from it after the loader's
+    /// end.
     pub(crate) fn empty_if_closed(&self) {
         if self.closed.load(Ordering::SeqCst) {
             self.empty();

@@ -5,15 +5,15 @@
 //! Opening (one chunk) ──┘
 //! ```
 //!
-//! A fetch owns all facts about its row or chunk. The dataset is not asked again for the extents to
-//! read, and no code relies on a second answer.
+//! A fetch stores everything that the dataset answered about its row or chunk. So the dataset is
+//! not asked again for the extents to read, and no code relies on a second answer.
 
 use super::chunks::Opening;
 use super::task::{Place, RowRun, Sample};
 use feedline_base::error::{Error, Lowest, Result};
 use feedline_core::memory::{IoBuf, MemoryTerm};
 
-/// The tables of at most `pending` samples in flight.
+/// Memory for the tables of at most `pending` samples in flight.
 pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
     MemoryTerm::TABLES.of(
         pending,
@@ -21,11 +21,11 @@ pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
     )
 }
 
-/// A row or chunk whose bytes are being read from storage.
+/// A row or chunk, and the state of the reads of its bytes.
 pub(crate) struct Fetch {
     pub(crate) whose: Whose,
     pub(crate) sample: Box<Sample>,
-    /// When its reads were submitted.
+    /// Clock time at which its reads were submitted.
     pub(crate) since: u64,
     /// Number of reads in flight; at 0 all bytes are in memory.
     pub(crate) remaining: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Fetch {
     error: Lowest,
 }
 
-/// The owner of the bytes.
+/// The row or chunk for which the bytes are read.
 pub(crate) enum Whose {
     /// One row.
     Row(RowRun),

@@ -82,7 +82,7 @@ fn gather_at(
     }
 }
 
-/// The buffer of one open chunk that a piece holds.
+/// The buffer of one of the open chunks that a piece of a batch uses.
 pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     match held.chunk(entry).get() {
         Some(Ok(buffer)) => Ok(buffer),
@@ -95,8 +95,8 @@ pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     }
 }
 
-/// The fast path: copies whole runs of rows, if every field of their chunks is an array of such
-/// rows. Otherwise returns false; then all rows take the usual path.
+/// The fast path: copies whole runs of rows, if each field of the open chunks is an array of rows
+/// of the batch's row size. Otherwise returns false, and all rows take the usual path.
 fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -> bool {
     for (field, handler) in samples.recipe.handlers.iter().enumerate() {
         let row_bytes = match handler.how {

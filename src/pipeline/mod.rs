@@ -1,5 +1,4 @@
-//! The pipeline: from an order to full slots, in bounded memory. No thread waits for another
-//! thread's permit.
+//! The pipeline: from an order to full slots, in bounded memory and without deadlock.
 //!
 //! ```text
 //!                  ┌────────────── planner (the I/O thread) ───────────────┐
@@ -120,7 +119,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(crate) struct Core {
     pub(crate) samples: sample::Samples,
     pub(crate) cache: Option<Arc<PageCache>>,
-    /// Tells the cache which reads come next, if the order visits the data block by block.
+    /// Tells the block cache which reads come next, if the order visits the data block by block.
     pub(crate) announcer: Option<Announcer>,
     /// Retries failed reads.
     pub(crate) again: Again,

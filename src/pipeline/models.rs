@@ -1,4 +1,4 @@
-//! Loom models: how threads may interact, in every order. Run with
+//! Loom models: run the interactions of threads in every possible order. Run with
 //! `RUSTFLAGS="--cfg loom" cargo test --release --lib models`.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //!
 //! The models use the loader's own types, with loom's atomics and locks ([`crate::sync`]). Not
 //! modelled, with the reason:
-//! * crossbeam's channels: one step each here; they order their items, and are totally ordered with
-//!   `SeqCst` atomics
+//! * crossbeam's channels: each operation is one step here; they order their items, and are totally
+//!   ordered with `SeqCst` atomics
 //! * `Arc`: std's
 //! * bytes of a region: a [`Track`]ed cell stands for the bytes of each row
 //! * the kernel's side of a futex: see `sync`
@@ -359,7 +359,7 @@ fn a_sleeping_planner_hears_of_every_slot_and_of_the_end() {
     );
 }
 
-/// Waits as readers do after a look that found nothing.
+/// Waits like a reader that has checked for work and found none.
 fn nap(bell: &Bell) {
     if bell.doze().is_ok() {
         bell.sleep(None);
@@ -382,7 +382,7 @@ fn no_wake_or_completion_is_lost_when_many_ring_at_once() {
         let other = thread::spawn(move || waker.wake());
         let mut woken = false;
         let mut completions = 0;
-        // Loops as in `Threaded::wait`, until both have come.
+        // Loops like `Threaded::wait`, until the wake and a completion have arrived.
         while !woken || completions == 0 {
             completions += usize::from(done.pop().is_some());
             if woken && completions > 0 {
@@ -427,10 +427,10 @@ fn a_waiter_gets_ring_room_when_spans_return_in_any_order() {
 struct Work {
     drains: Drains,
     queue: Queue<u32>,
-    /// Follows from item 1, as a batch is mapped after its last row.
+    /// Filled by item 1, like the queue of batches to map after their last row.
     more: Queue<u32>,
-    /// Follows from items of 10 and more, as rows that wait for a substitute. Served one at a time,
-    /// items like the last one first.
+    /// Filled by items of 10 and more, like the rows that wait for a substitute. Served one at a
+    /// time, items like the last one first.
     turns: Turns<u32>,
     last: Mutex<u32>,
     done: Mutex<Vec<u32>>,
@@ -481,7 +481,7 @@ impl Work {
         true
     }
 
-    /// One piece of work, in the order of `workers.rs`.
+    /// Does one item of work, in the same order of preference as `workers.rs`.
     fn step(&self) -> bool {
         if let Some(item) = self.more.pop() {
             self.done.lock().unwrap().push(item);
@@ -553,7 +553,7 @@ fn the_end_waits_for_the_drains_and_no_item_comes_later() {
         while work.drains.active() > 0 {
             thread::yield_now();
         }
-        // As `ToWorkers::let_go`.
+        // Like `ToWorkers::let_go`.
         while work.queue.pop().or_else(|| work.more.pop()).is_some() {}
         let done = work.done.lock().unwrap().len();
         worker.join().unwrap();

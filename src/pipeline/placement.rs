@@ -75,7 +75,8 @@ pub(crate) enum Placing {
     Refused(String),
 }
 
-/// A result whose error is a reason, before it becomes a line of the report or an error.
+/// A result whose error is only the reason as text. The caller turns it into a line of the report
+/// or an error.
 type Why<T> = std::result::Result<T, String>;
 
 impl Placing {
@@ -176,8 +177,8 @@ impl Placement {
         )?;
         let near = placement.cpus.count();
         let all = own.count();
-        // Less than half an even share of the process's CPUs: the default number of workers would
-        // shrink to these few.
+        // The process has less than half of the CPUs near the device that an even share would
+        // contain. The default number of workers would shrink to these few.
         if u64::from(near) * 2 * u64::from(online.count())
             < u64::from(all) * u64::from(local.count())
         {
@@ -216,7 +217,7 @@ impl Placement {
 
     /// Binds the calling thread to these CPUs, and so all threads that it starts later.
     ///
-    /// Errors: those of the kernel, for example if the process may no longer use these CPUs.
+    /// Errors: the kernel refuses, for example because the process may no longer use these CPUs.
     pub(crate) fn apply_here(&self) -> Result<()> {
         sched_setaffinity(None, &self.cpus).map_err(|errno| {
             let message = format!("no thread can be bound to the CPUs {}", listed(&self.cpus));

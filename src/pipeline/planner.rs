@@ -57,7 +57,7 @@ pub(crate) struct Planner {
     chunks: Option<Chunks>,
     to_read: VecDeque<Fetch>,
     warmth: Warmth,
-    /// Reads wait for ring bytes or permits. Decoding frees these, not the reader.
+    /// Reads wait for ring bytes or permits, which decoding frees, not the reader.
     no_room: bool,
     /// The time when the clock was last read.
     now: u64,
@@ -151,7 +151,7 @@ impl Planner {
         self.end();
     }
 
-    /// Whether there is more to plan but no slot.
+    /// Whether there are more batches to plan but no free slot.
     fn lacks_slots(&self) -> bool {
         self.free.is_empty() && self.epochs.run.is_some()
     }
@@ -212,7 +212,8 @@ impl Planner {
         }
     }
 
-    /// Passes on pieces whose chunks are open, and starts to open the next chunks.
+    /// Passes pieces of batches whose chunks are open to the workers, and starts to open the next
+    /// chunks.
     fn advance_chunks(&mut self) {
         let Self {
             core,
@@ -270,9 +271,9 @@ impl Planner {
         }
     }
 
-    /// Begins a chunk or row; `None` if there is none. A stuck fetch goes first, then chunks to
-    /// read. Misses of the page cache follow, because their batches are almost complete. The other
-    /// planned rows come last.
+    /// Begins a chunk or row; `None` if there is none. A fetch that waits for ring bytes goes
+    /// first, then chunks to read. Misses of the page cache follow, because their batches are
+    /// almost complete. The other planned rows come last.
     fn begin_next(&mut self) -> Option<Begun> {
         if let Some(fetch) = self.reads.take_stuck().or_else(|| self.to_read.pop_front()) {
             if fetch.whose.is_over() {
@@ -347,8 +348,8 @@ impl Planner {
             self.complete();
         }
         // Reads that are still in flight stay with the reader, which leaks and counts them. By then
-        // this thread counts as abandoned. That is right: a thread whose reads never complete can
-        // never end.
+        // this thread counts as abandoned, which is correct: a thread whose reads never complete
+        // can never end.
     }
 }
 
@@ -461,7 +462,7 @@ struct Warmth {
     cache: Option<Arc<PageCache>>,
     /// All sources are in memory.
     in_memory: bool,
-    /// Hits and misses of the page cache at the last estimate, and that estimate.
+    /// The page cache's numbers of hits and misses at the last estimate, and the estimate itself.
     seen: (u64, u64),
     warm: bool,
     /// Number of opened chunks; decides which of them are looked up in a cold page cache.

@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 /// worker costs more than the copy.
 const COPY_HERE: u64 = 64 << 10;
 
-/// Outcome of beginning a row or chunk.
+/// Result of an attempt to begin a row or chunk.
 pub(super) enum Begun {
     /// Its reads are queued, or it is complete.
     Yes,
@@ -42,7 +42,8 @@ pub(super) struct Reads {
     core: Arc<Core>,
     pub(super) reader: Box<dyn Reader>,
     pub(super) ring: Option<ByteRing>,
-    /// Indexed by the upper half of the tag; the lower half is the number of the piece.
+    /// Indexed by the upper half of an operation's tag. The lower half is the index of the piece in
+    /// its sample.
     flying: Vec<Option<Fetch>>,
     vacant: Vec<usize>,
     /// Idle permits, and the channel by which workers return them.
@@ -58,7 +59,7 @@ pub(super) struct Reads {
     /// Operations that did not fit into the reader.
     pub(super) ops: VecDeque<ReadOp>,
     scratch: Scratch,
-    /// Single rows need neither decoder nor transform.
+    /// Whether a single row needs neither a decoder nor a transform.
     light: bool,
 }
 
@@ -90,14 +91,14 @@ impl Reads {
         }
     }
 
-    /// Takes back the permits that workers returned.
+    /// Collects the permits that workers returned.
     pub(super) fn listen(&mut self) {
         while let Ok(sample) = self.given_back.try_recv() {
             self.idle.push(sample);
         }
     }
 
-    /// Whether a row has a permit or can get one.
+    /// Whether a row can begin: one waits with its permit for ring bytes, or a permit is idle.
     pub(super) fn can_begin(&self) -> bool {
         self.stuck.is_some() || !self.idle.is_empty()
     }
@@ -218,7 +219,7 @@ impl Reads {
         self.reader.footprint(extent).in_place && aligned(extent.len as usize) && begins_aligned
     }
 
-    /// Starts the reads when there is room for all the bytes.
+    /// Starts the reads if the ring has room for all their bytes; otherwise the fetch waits.
     pub(super) fn read(&mut self, mut fetch: Fetch, now: u64) -> Begun {
         if !self.reserve(&mut fetch.sample) {
             self.stuck = Some(fetch);

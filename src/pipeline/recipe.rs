@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(crate) type MapFn = dyn Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
 pub(crate) type MapBatchFn = dyn Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync;
 
-/// The user's steps, in the order of the calls.
+/// The user's steps, in the order in which the builder was called.
 #[derive(Clone, Default)]
 pub(crate) struct Steps {
     /// `.decode(d)` (no name) and `.decode_field(name, d)`.
@@ -76,14 +76,14 @@ pub(crate) struct Recipe {
     pub(crate) directs: Vec<DirectStep>,
     /// The delivered fields.
     pub(crate) keep: Vec<KeptField>,
-    /// Packed fields: the number in the dataset, if its index has the lengths, and the number in
-    /// the slot.
+    /// Packed fields: the field's number in the dataset, if the dataset's index has the lengths;
+    /// and the field's number in the slot.
     pub(crate) packed: Vec<(Option<usize>, usize)>,
     /// Whether a decoder makes rows from pictures.
     pictures: bool,
 }
 
-/// Facts about the fields before their routes are chosen.
+/// What is known about the fields before their routes are chosen.
 pub(crate) struct Draft<'a> {
     pub(crate) handlers: &'a [Handler],
     /// For each handler, whether its fields are delivered or used.
@@ -100,12 +100,12 @@ pub(crate) struct DirectField {
     pub(crate) unaligned: bool,
 }
 
-/// A drawn sample. Its random choices depend on these values and the seed.
+/// A drawn sample. Its random augmentations depend only on these values and the seed.
 #[derive(Clone, Copy)]
 pub(crate) struct Drawn {
     pub(crate) epoch: u64,
     pub(crate) id: u64,
-    /// Number of the draw of this sample in the epoch.
+    /// A number that distinguishes this draw of the sample from its other draws in the epoch.
     pub(crate) draw: u64,
 }
 
@@ -278,7 +278,8 @@ impl Recipe {
             .fold(0, usize::saturating_add)
     }
 
-    /// Fields of the slot that only the device's operations need: batches have no room for them.
+    /// Fields of the slot that only the device's operations need. Delivered batches have no room
+    /// for them.
     pub(crate) fn staged(&self) -> Vec<usize> {
         let inputs = self.finishes.iter().map(|finishing| finishing.step.input);
         inputs

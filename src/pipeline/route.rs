@@ -80,7 +80,7 @@ impl fmt::Display for FieldRoute {
     }
 }
 
-/// Facts about one field.
+/// The properties of one field that decide its route.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldCandidate<'a> {
     pub(crate) name: &'a str,
@@ -92,7 +92,7 @@ pub(crate) struct FieldCandidate<'a> {
     pub(crate) plain: bool,
 }
 
-/// Facts about the loader.
+/// The properties of the loader that decide the routes.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteContext {
     pub(crate) on_device: bool,
@@ -108,8 +108,8 @@ pub(crate) struct RouteContext {
     pub(crate) too_many: Option<usize>,
 }
 
-/// Chooses the route of every field. `cufile` returns how cuFile reads here, or the reason not to
-/// use it; it is called at most once.
+/// Chooses the route of every field. `cufile` returns how cuFile reads on this machine, or the
+/// reason not to use it. It is called at most once.
 ///
 /// Errors: [`ErrorKind::Unsupported`] for [`Gds::Require`] if no field can be read directly, with
 /// all reasons.

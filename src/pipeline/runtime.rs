@@ -166,9 +166,9 @@ pub(crate) fn within<T: Send + 'static>(
     did.or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Adds the sample's place to the error of a stall, if a decoder or transform is stuck on it. This
-/// path is cold. The dataset is user code and may need a resource that the stuck thread holds, so
-/// it gets one second.
+/// Adds the sample's location (file and offset) to the error of a stall, if a decoder or transform
+/// is stuck on that sample. This path is cold. The dataset is user code and may need a resource
+/// that the stuck thread holds, so it gets one second.
 pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     let asked =
         matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();

@@ -1,5 +1,5 @@
-//! How samples become rows: ask the dataset once, check, fetch the bytes, fill, add the place to
-//! errors.
+//! How samples become rows: ask the dataset once, check, fetch the bytes, fill the row, and add the
+//! location to errors.
 //!
 //! ```text
 //! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode/copy, map ──► row
@@ -28,13 +28,13 @@ use std::sync::Arc;
 pub(crate) struct Samples {
     pub(crate) dataset: Arc<dyn Dataset>,
     pub(crate) sources: Arc<Sources>,
-    /// The first sample of every chunk and the number of samples, as of `build()`.
+    /// The first sample of every chunk, then the number of all samples, as `build()` found them.
     pub(crate) chunk_starts: Option<Arc<[u64]>>,
     pub(crate) recipe: Recipe,
     pub(crate) seed: u64,
     /// Heap bytes that decoders may use on each worker.
     pub(crate) scratch_limit: usize,
-    /// The sizes as of `build()`; the memory plan is based on them.
+    /// The sizes that the dataset gave to `build()`; the memory plan is based on them.
     pub(crate) promised: Sizes,
     pub(crate) watch: Arc<Watch>,
 }
@@ -120,7 +120,7 @@ impl Samples {
     }
 
     /// Places one of several parts of a field in the first row, from byte `start` on, and returns
-    /// its end.
+    /// its end offset.
     fn join(
         &self,
         field: usize,
@@ -174,7 +174,7 @@ impl Samples {
         if self.recipe.packed.is_empty() {
             return;
         }
-        // The maxima need no id.
+        // Only lengths from the index need a sample id; maximum lengths do not.
         let asks = self
             .recipe
             .packed
@@ -215,8 +215,8 @@ impl Samples {
         })
     }
 
-    /// The dataset as a source of chunks. It is user code, so it may panic or answer differently
-    /// than before.
+    /// The dataset's access to chunks. The dataset is user code, so it may panic or answer
+    /// differently than before.
     pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
         let said = "the dataset had chunks when the loader was built, and has none now";
         self.dataset
@@ -398,8 +398,8 @@ impl Samples {
     ) -> Result<()> {
         // Asked once per row.
         let framed = self.dataset.framed();
-        // The draw of the row's position in the order, also for a substitute. A mixture must search
-        // for the draw, as for the id.
+        // A substitute uses the draw number of the row's position, too. A mixture must search for
+        // this number, as for the id, so it is determined only if needed.
         let draw = match self.recipe.may_draw() {
             true => job
                 .order
@@ -508,7 +508,8 @@ impl Samples {
                 let mut own = row.only(mask(&handler.outputs));
                 let by_index = self.recipe.is_by_index(given.field);
                 let decoded = match by_index && own.stands_in() {
-                    // The row's space in the batch has the length of the sample that failed.
+                    // A substitute's row stays empty: its space in the batch has the length of the
+                    // failed sample.
                     true => own.set_len(handler.outputs.start, 0),
                     false => decoder
                         .decode(bytes, &mut ctx, &mut own)
@@ -583,9 +584,9 @@ impl Samples {
     }
 }
 
-/// Adding the place to errors.
+/// Adds locations to errors.
 impl Samples {
-    /// The number of the field that the error names.
+    /// The number in the schema of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
         let name = error.site().field.as_ref()?;
         self.recipe
@@ -594,7 +595,7 @@ impl Samples {
             .position(|handler| handler.name == *name)
     }
 
-    /// Adds the sample's id to the error. If the error has no place, adds the place of the sample's
+    /// Adds the sample's id to the error. If the error has no location, adds that of the sample's
     /// first bytes.
     pub(crate) fn named(&self, error: Error, sample: &Sample) -> Error {
         let Some(id) = sample.id else { return error };
@@ -644,8 +645,8 @@ impl Samples {
         }
     }
 
-    /// Adds the chunk's name to the error, with the place of its first bytes; unless the error
-    /// already has a place.
+    /// Adds the chunk's name and the location of its first bytes to the error, unless the error
+    /// already has a location.
     pub(crate) fn named_as_chunk(&self, error: Error, chunk: usize) -> Error {
         if error.site().path.is_some() {
             return error;

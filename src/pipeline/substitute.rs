@@ -13,16 +13,16 @@
 //! ```
 //!
 //! * A keyed draw by (seed, epoch, position, attempt) chooses the substitute. It is the same with
-//!   any number of workers, reader and world size, as long as the same samples are bad. It comes
-//!   from the same order, so a subset gets no sample from outside the subset.
+//!   any number of workers, any reader and any world size, as long as the same samples are bad. It
+//!   comes from the same order, so a subset gets no sample from outside the subset.
 //! * It cannot deadlock: the substituting worker needs only storage. It reads with plain calls into
 //!   its own buffer, and takes no permit that another row could hold. Only one worker substitutes
 //!   at a time, so one buffer suffices: [`SpareRoom`] is its term in the memory plan.
 //! * Chunked datasets: the substitute is another row of the same chunk, if the chunk could be
-//!   opened. If it could not, or if no such row works, the substitute is a row of a drawn chunk,
-//!   which has a buffer. The drawn chunk replaces all rows of the bad chunk, and the rows that
-//!   already wait are served before it closes. (If an order keeps every chunk open, the substitute
-//!   is any row of the order whose chunk could be opened.)
+//!   opened. If it could not, or if no such row works, the substitute is a row of a randomly drawn
+//!   chunk, which has its own buffer. The drawn chunk replaces all rows of the bad chunk, and the
+//!   rows that already wait are served before it closes. (If an order keeps every chunk open, the
+//!   substitute is any row of the order whose chunk could be opened.)
 //!
 //! Not substituted: errors that blame no sample, see [`Samples::blames_sample`], and errors of
 //! `.map_batch`.
@@ -88,7 +88,7 @@ pub(crate) struct SpareRoom {
     pub(crate) budget: u64,
     /// Encoded bytes of one sample or chunk.
     pub(crate) encoded: usize,
-    /// An open chunk, and the lists of its rows.
+    /// Bytes of an open chunk, and of the lists of its rows.
     pub(crate) chunk: usize,
     pub(crate) lists: usize,
 }
@@ -112,7 +112,7 @@ pub(crate) struct Substitutes {
 }
 
 impl BadRow {
-    /// The chunk that could not be opened and needs a drawn chunk.
+    /// The row's own chunk, if it could not be opened, so that a drawn chunk must replace it.
     fn instead_of(&self) -> Option<usize> {
         let (held, entry) = self.held.as_ref()?;
         let own = held.chunk(*entry);
@@ -178,7 +178,7 @@ impl Substitutes {
 struct Search<'a> {
     core: &'a Core,
     room: &'a SpareRoom,
-    /// The chunks of the row's piece, and the entry of the row's own chunk.
+    /// The chunks of the row's piece, and the index of the row's own chunk among them.
     held: Option<(&'a Arc<Held>, usize)>,
     spare: &'a mut Spare,
     worker: &'a mut Worker,
@@ -190,7 +190,7 @@ enum StandIn {
     Filled(u64),
     /// The draw chose a sample that was tried before, or a bad chunk.
     None,
-    /// This sample failed, too.
+    /// This sample also failed, with this error.
     Bad(u64, Error),
     /// An error that blames no sample.
     Failed(Error),
@@ -325,9 +325,9 @@ struct Pick {
 
 #[derive(Clone, Copy)]
 enum InChunk {
-    /// An entry of the piece's open chunks.
+    /// The chunk with this index among the open chunks of the row's piece.
     Held(usize),
-    /// A chunk of the dataset.
+    /// The chunk of the dataset with this number.
     Chunk(usize),
 }
 

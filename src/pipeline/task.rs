@@ -80,8 +80,8 @@ impl RowRun {
     }
 }
 
-/// The parts of a sample or chunk, and the place of their bytes. Reused between samples; the
-/// planner's `Sample`s are permits.
+/// The parts of a sample or chunk, and where their bytes are. Reused between samples; each `Sample`
+/// of the planner is a permit for one sample in flight.
 #[derive(Default)]
 pub(crate) struct Sample {
     /// `None` for a chunk, and until the order has named the sample.
@@ -99,7 +99,7 @@ pub(crate) struct Piece {
     pub(crate) checked: bool,
     /// The bytes also go through `Framed::open`.
     pub(crate) framed: bool,
-    /// Place in the dataset's sources. For index bytes only the length has a meaning.
+    /// Location in the dataset's sources. For index bytes, only the length has a meaning.
     pub(crate) extent: Option<Extent>,
     pub(crate) place: Place,
     /// The offset of the bytes in the row, for a field of several parts.
@@ -108,7 +108,7 @@ pub(crate) struct Piece {
     pub(crate) failed: bool,
 }
 
-/// The current place of a piece's bytes.
+/// Where the bytes of a piece currently are.
 pub(crate) enum Place {
     /// In a file, or being read from it.
     Storage,
@@ -147,7 +147,7 @@ impl Sample {
         self.index.clear();
     }
 
-    /// The place of the sample's first bytes in storage.
+    /// The location of the sample's first bytes in storage.
     pub(crate) fn first_extent(&self) -> Option<Extent> {
         self.pieces
             .iter()
@@ -198,7 +198,7 @@ impl Piece {
         self.extent.map_or(0, |extent| extent.len)
     }
 
-    /// The place of the bytes in the row.
+    /// The byte range that the piece fills in the row.
     pub(crate) fn in_row(&self) -> Range<usize> {
         let start = self.at.unwrap_or(0);
         start..start + self.len() as usize

@@ -35,7 +35,7 @@ use std::time::Duration;
 /// Maximum time between polls: a broken context rings no bell.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Time between polls of the reads at the end.
+/// Time between polls of direct reads while the loader ends.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The state of the transfer thread.
@@ -91,7 +91,7 @@ impl Dozing {
     }
 }
 
-/// Slots of a run that wait for their turn.
+/// Full slots of a run that arrived before their turn.
 struct WaitingSlots {
     generation: u64,
     reorder: Reorder<Filled>,
@@ -118,7 +118,7 @@ struct Flight {
     reading: Option<Arc<Reading>>,
 }
 
-/// The last state of the copies, as reported to the meters and to the watchdog.
+/// The state of the copies that was last reported to the meters and to the watchdog.
 #[derive(Default)]
 struct Said {
     /// Start of the meters' state.
@@ -166,7 +166,7 @@ impl Transfer {
         let bell = self.bell.clone();
         let full = self.full.clone();
         let free = self.copier.free.clone();
-        // The events to wait for, with room on the device and without.
+        // The events to wait for: one set if the device has room, another if it has none.
         let mut roomy = Select::new();
         let mut short = Select::new();
         for select in [&mut roomy, &mut short] {
@@ -212,7 +212,7 @@ impl Transfer {
             core.dozing.end();
             let _ = self.bell.try_recv();
         }
-        // Reading threads without a read end here.
+        // The idle reading threads end here.
         drop(self.reads.take());
     }
 

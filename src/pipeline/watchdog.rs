@@ -7,10 +7,11 @@
 //!                     next(), while it waits, looks every 100 ms: the same odd turn for the whole deadline = stalled
 //! ```
 //!
-//! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few
-//! relaxed stores to its own cache line. Only the consumer measures time, between its looks, and
-//! only while it waits. So the threads of a stopped process or a sleeping machine do not become
-//! late. A read does not become late while the planner, which collects it, is busy.
+//! A working thread reads no clock for the watchdog and waits for no other thread. To mark a new
+//! activity (*turn*), it does a few relaxed stores to its own cache line. Only the consumer
+//! measures time, between its checks of the cells, and only while it waits. So the threads of a
+//! stopped process or a sleeping machine do not become late. A read does not become late while the
+//! planner, which collects it, is busy.
 //!
 //! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel,
 //! in a driver or in user code. At the end of the loader it is abandoned with all memory it can
@@ -25,7 +26,8 @@ use std::time::{Duration, Instant};
 /// Stands for an absent value.
 const NONE: u64 = u64::MAX;
 
-/// A stall takes at least this many looks, so one long pause of the whole process is not a stall.
+/// A stall must last for at least this many checks, so that one long pause of the whole process is
+/// not a stall.
 pub(crate) const LOOKS: u32 = 16;
 
 /// An activity.
@@ -205,9 +207,9 @@ impl Watch {
 /// The observations of a waiting consumer; new for each batch.
 #[derive(Default)]
 pub(crate) struct Watcher {
-    /// The turn of each cell, and the time since it changed.
+    /// The turn counter of each cell, and the time since it changed.
     seen: Vec<(u64, Duration)>,
-    /// Time without any event.
+    /// Time since any cell changed.
     still: Duration,
     /// Time since a read began or ended.
     no_read: Duration,
@@ -300,7 +302,7 @@ impl Watcher {
 /// time.
 type Late<'w> = (usize, &'w Cell, Duration);
 
-/// `others` are reads that have waited as long.
+/// `others` are the other reads that have waited for the whole deadline.
 fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) -> Error {
     let load = |word: &AtomicU64| Some(word.load(Ordering::Relaxed)).filter(|value| *value != NONE);
     let doing = Doing::of(cell.doing.load(Ordering::Relaxed));

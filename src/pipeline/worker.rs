@@ -21,7 +21,8 @@ pub(crate) struct Worker {
     pub(crate) cached: u64,
     /// Encoded bytes of a whole chunk.
     pub(crate) chunk: Encoded,
-    /// Location of each row of a run: the number of its held chunk, and the row in the chunk.
+    /// Location of each row of a run: the index of its chunk among the open chunks, and the row in
+    /// that chunk.
     pub(crate) places: Vec<(u32, u32)>,
     pub(crate) ids: Vec<u64>,
 }

@@ -6,9 +6,10 @@
 //!                                          document: its fields, one after the other
 //! ```
 //!
-//! Memory: 8 bytes for each document. Invariants: the documents are those of the dataset, in its
-//! order; the file appears only when it is complete; a copy of another dataset, or another kind of
-//! file, is never replaced; the lengths are checked against their CRC32C and the file's length.
+//! Memory: 8 bytes for each document. Invariants: the copy has the dataset's documents, in the
+//! dataset's order; the file appears only when it is complete; a copy of another dataset, or
+//! another kind of file, is never replaced; the lengths are checked against their CRC32C and the
+//! file's length.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::dataset::forward::own;
@@ -24,9 +25,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MARK: [u8; 8] = *b"feedcopy";
-/// Bytes after the lengths.
+/// Bytes after the lengths: their CRC32C, the mark `feedcopy` and the identity, 8 bytes each.
 const TAIL: u64 = 24;
-/// Lengths that are read at once.
+/// Number of lengths that are read at once.
 const STEP: u64 = 1 << 16;
 
 /// Documents in a file of their own; made by

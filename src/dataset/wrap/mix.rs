@@ -8,9 +8,9 @@
 //! Limits: a mix has at most 1,048,576 sources, 256 segments, and 8,388,608 weights in all; a
 //! weight that is not 0 is at least 2^-32 of its table's sum. Memory: each segment takes 24 bytes
 //! per source, and a table of at most 80,000 places (320 KB) if the counts repeat soon enough;
-//! otherwise the mix keeps the blocks in use, which take 12 bytes for each of 16,384 places or of 4
-//! places per source. None of this depends on the datasets' lengths. Each thread keeps the
-//! permutations in use.
+//! otherwise the mix keeps the blocks in use. Such a block has 16,384 places, or at least 4 per
+//! source if that is more, of 12 bytes each. None of this depends on the datasets' lengths. Each
+//! thread keeps the permutations in use.
 
 use super::Concat;
 use super::shares::{Block, PERIOD, Path, Shares};
@@ -31,7 +31,7 @@ const TABLE_MAX: u64 = 10_000;
 const SOURCES_MAX: usize = 1 << 20;
 const SEGMENTS_MAX: usize = 256;
 const WEIGHTS_MAX: usize = 1 << 23;
-/// Maximum counts of a table in a message.
+/// Maximum number of a weight table's counts in a message.
 const COUNTS_SHOWN: usize = 16;
 /// Number of blocks that a mix keeps, if they are not tables.
 const BLOCKS: usize = 4;
@@ -112,16 +112,16 @@ struct Schedule {
 /// Positions with one table of weights.
 struct MixSegment {
     start: u64,
-    /// Count of each source in a block.
+    /// How often each source occurs in a block.
     counts: Vec<u64>,
     places: BlockPlaces,
-    /// Count of each source before the segment.
+    /// How often each source occurs before the segment.
     before: Vec<u128>,
-    /// Hash of this segment and of those before it.
+    /// Hash of this segment and of all segments before it.
     hash: u64,
 }
 
-/// The source at each place of a block, with its count of earlier places.
+/// The source at each place of a block, and how often it occurs before that place.
 enum BlockPlaces {
     /// The variants of a block, one after the other.
     Table(Vec<(u16, u16)>),
@@ -133,7 +133,7 @@ enum BlockPlaces {
 #[derive(Default)]
 struct Kept {
     parts: VecDeque<Arc<BlockPart>>,
-    /// Start of the last made part's segment, and the path to that part.
+    /// For the part that was made last: the start of its segment, and the path to it.
     path: (u64, Path),
 }
 
@@ -174,12 +174,11 @@ impl Mix {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Positions are those **of the run**, over all ranks together, counted from the first position
-    /// of epoch 0:
-    /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of
-    /// a segment, so that each segment has delivered each source's share of its positions with an
-    /// error below 1, wherever it ends. Passes continue across segments: no sample repeats before
-    /// its source's pass has ended.
+    /// Positions count **over the whole run** and all ranks together, counted from the first
+    /// position of epoch 0: epoch × epoch length + position in the epoch. Blocks are counted from
+    /// the first position of a segment, so that each segment has delivered each source's share of
+    /// its positions with an error below 1, wherever it ends. Passes continue across segments: no
+    /// sample repeats before its source's pass has ended.
     ///
     /// A weight of 0 leaves a source out of a segment. All tables but the last may be shorter than
     /// the list of datasets: the remaining datasets have weight 0.
@@ -321,7 +320,8 @@ impl Dataset for Mix {
 }
 
 impl Positions {
-    /// The pass of a source at the start of an epoch. Each thread keeps the passes of its epoch.
+    /// Number of the pass over a source at the start of an epoch. Each thread keeps these numbers
+    /// for its epoch.
     fn pass_before(&self, epoch: u64, source: usize) -> u128 {
         thread_local!(static LAST: RefCell<([u64; 3], Vec<u128>)> = const { RefCell::new(([u64::MAX; 3], Vec::new())) });
         LAST.with_borrow_mut(|(of, drawn)| {
@@ -335,7 +335,7 @@ impl Positions {
         })
     }
 
-    /// Position in the run.
+    /// The position in the whole run, over all epochs.
     fn place(&self, epoch: u64, position: u64) -> u128 {
         u128::from(epoch) * u128::from(self.len) + u128::from(position)
     }
@@ -640,7 +640,7 @@ impl Schedule {
         &self.segments[next - 1]
     }
 
-    /// Source at a position, with its count of earlier positions.
+    /// The source at a position, and how often it was drawn before.
     fn draw(&self, position: u128) -> (usize, u128) {
         let segment = self.segment(position);
         let (block, place) = segment.place(position);
@@ -660,7 +660,8 @@ impl Schedule {
         )
     }
 
-    /// The places of a block of a segment with a table.
+    /// For a segment with a table, the places of block number `block`: one of the table's variants,
+    /// chosen at random.
     fn variant<'a>(
         &self,
         segment: &MixSegment,
@@ -723,7 +724,7 @@ impl Schedule {
         })
     }
 
-    /// Count of each source before a position of the segment, or before its end.
+    /// How often each source occurs before `position`, which is in the segment or at its end.
     fn drawn(&self, segment: &MixSegment, position: u128) -> Vec<u128> {
         let (block, place) = segment.place(position);
         let whole = segment.before.iter().zip(&segment.counts);
@@ -782,8 +783,8 @@ impl Schedule {
         Draws::from_key(self.key).next_u64()
     }
 
-    /// The segments, each with the next segment and, for each source, the number of samples left
-    /// before the segment and the source's count in a block.
+    /// The segments, each with the next segment and two numbers for each source: its samples not
+    /// yet drawn at the segment's start, and how often it occurs in a block.
     fn spans(&self) -> impl Iterator<Item = (&MixSegment, Option<&MixSegment>, Vec<(u128, u128)>)> {
         self.segments.iter().enumerate().map(|(index, segment)| {
             let left = |(len, before): (&u64, &u128)| u128::from(*len).saturating_sub(*before);
@@ -886,7 +887,7 @@ impl MixSegment {
         matches!(self.places, BlockPlaces::Table(_))
     }
 
-    /// Number of the block that contains a position, and the place in that block.
+    /// Number of the block that contains `position`, and the position's place in that block.
     fn place(&self, position: u128) -> (u128, u64) {
         let len = u128::from(self.block());
         let rest = position - u128::from(self.start);
@@ -918,9 +919,9 @@ impl MixSegment {
     }
 }
 
-/// Spreads the sources of a block evenly: source *s* occurs `counts[s]` times, its occurrence *k*
-/// between *k* and *k* + 1 times its mean distance. Earliest deadline first finds such places for
-/// all, since together they fill the block exactly.
+/// Spreads the sources of a block evenly: source *s* occurs `counts[s]` times, and its occurrence
+/// *k* lies between *k* and *k* + 1 times its mean distance. Earliest deadline first finds such
+/// places for all sources, because together they fill the block exactly.
 fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
     let block: u64 = counts.iter().sum();
     let used: Vec<usize> = (0..counts.len())
@@ -945,7 +946,7 @@ fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
 }
 
 /// Places where a source with `count` places per block may occur after `earlier` occurrences, so
-/// that it is never off its share by 1.
+/// that its count is never off its share by 1 or more.
 fn window(count: u64, block: u64, earlier: u64) -> Range<u64> {
     earlier * block / count..((earlier + 1) * block).div_ceil(count)
 }

@@ -45,7 +45,7 @@ pub struct Concat {
 
 struct ConcatPart {
     dataset: Arc<dyn Dataset>,
-    /// Offset of its source ids.
+    /// Offset of the part's source ids in the common table of sources.
     base: usize,
 }
 
@@ -183,7 +183,7 @@ impl ConcatChunks {
         let mut before = Vec::new();
         for (index, part) in parts.iter().enumerate() {
             before.push(starts.len());
-            // Ids of a subset are not those of its chunks.
+            // A subset's sample ids are not the ids in its chunks.
             let whole = part.dataset.chunked().filter(|chunks| chunks.is_whole());
             let own = whole.map_or(&[][..], Chunked::starts);
             let Some((last, own)) = own

@@ -33,7 +33,7 @@ const BLOCK: u64 = 1 << 14;
 const BLOCK_OF_SOURCE: u64 = 4;
 /// A source with fewer places in a part is light.
 const LIGHT: u64 = 16;
-/// Moves per place.
+/// Number of random moves per place.
 const TURNS: usize = 2;
 /// Maximum steps that a source is moved, if it cannot swap places directly.
 const STEPS: u32 = 32;
@@ -50,9 +50,9 @@ pub(super) struct Shares {
 /// A part of the sequence.
 pub(super) struct Block {
     pub(super) from: u64,
-    /// Count of each source before the block.
+    /// How often each source occurs before the block.
     pub(super) first: Vec<u32>,
-    /// The source at each place, with its count of earlier places.
+    /// The source at each place, and how often it occurs before that place.
     pub(super) places: Vec<(u32, u32)>,
 }
 
@@ -201,8 +201,8 @@ impl Shares {
         }
     }
 
-    /// The source at each place of a part, with its count of earlier places: earliest deadline
-    /// first, then moved at random.
+    /// The source at each place of a part, and how often it occurs before that place. Places are
+    /// assigned by earliest deadline first, then moved at random.
     fn spread(
         &self,
         part: &Range<u64>,
@@ -305,7 +305,7 @@ fn rounded(free: &[Free], ups: u64, light: usize, key: Key) -> impl Iterator<Ite
 }
 
 /// Adjusts the shares so that they add up to `sum`. Each stays between 0 and the period. They
-/// already do, except for sources that the ends of a part constrain.
+/// already add up to `sum`, except for sources that the ends of a part constrain.
 fn level(shares: &mut [u64], sum: u64) {
     let has: u64 = shares.iter().sum();
     let raised = has < sum;

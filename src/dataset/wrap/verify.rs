@@ -72,8 +72,8 @@ impl Verify {
     /// Reads the whole dataset. `progress` is called about once per thousand samples, on any
     /// thread; it may stop the work.
     ///
-    /// Returns the counts, and the damaged samples' errors in the order of ids, each with path,
-    /// place and sample. An error of a chunk counts for all of its samples.
+    /// Returns the counts, and the damaged samples' errors in the order of ids, each with its path,
+    /// offset and sample. An error of a chunk counts for all of its samples.
     ///
     /// Errors: a decoder for a missing field; threads that cannot be started.
     pub fn run(

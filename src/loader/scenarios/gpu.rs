@@ -16,7 +16,8 @@ pub(super) struct OnGpu {
     pub(super) copy: f64,
     /// Batches in device memory.
     pub(super) buffers: usize,
-    /// Maximum queued steps while the host goes on; 0 for a host that synchronises each step.
+    /// Maximum number of steps that the host queues before it waits; 0 for a host that synchronises
+    /// each step.
     pub(super) ahead: usize,
     pub(super) given: Given,
 }

@@ -9,7 +9,7 @@
 //!
 //! The truth is independent of the profiler: each part logs its work, the consumer its requests and
 //! batches. Batches stay on the host, or a GPU in virtual time copies them and runs the steps. A
-//! consumer may enqueue steps and go on, as training programs do.
+//! consumer may enqueue steps without waiting for them, as training programs do.
 //!
 //! Limits: one host, at most one GPU.
 
@@ -119,7 +119,7 @@ pub(super) struct Truth {
     pub(super) held: u64,
 }
 
-/// The measurement, and the truth.
+/// What the profiler measured, and the ground truth.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     pub(super) snapshot: Snapshot,
@@ -346,7 +346,8 @@ impl Scenario {
     }
 
     fn truth(&self, time: &SharedTime, reads: &Mutex<ReadLog>, window: Span) -> Truth {
-        // In the order of the storage, which reads the clock before it sends.
+        // Locks are taken in the same order as in the storage, which reads the clock before it
+        // sends.
         let state = time.lock();
         let reads = reads.lock().unwrap();
         Truth {

@@ -13,13 +13,13 @@
 //!
 //! # Why this is exact
 //!
-//! Each party reports under one lock before it sleeps and after it wakes, and a row counts as
-//! decoded under that lock before its drain goes on. [`SharedTime::advance`] holds the lock
+//! Each party reports under one lock before it sleeps and after it wakes. A row is counted as
+//! decoded under that lock before its drain continues. [`SharedTime::advance`] holds the lock
 //! throughout. So a sleeping party stays asleep during the check, unless another party wakes it;
 //! and that party would be found running itself:
 //!
 //! - The I/O thread is asleep when the bell's word says so. Every wake changes the word before the
-//!   waker goes on.
+//!   waker continues.
 //! - A drain counts as active from before its spawn until it finds no more work. Between its last
 //!   two looks at the queues it does not count. Then the check sees work in the queue and a free
 //!   place; or, if the drain took that work meanwhile, the second read of the count includes the

@@ -35,11 +35,11 @@ impl From<report::Cause> for Cause {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     pub(super) workers: usize,
-    /// Factor of the storage's speed.
+    /// The factor by which storage becomes faster.
     pub(super) storage: f64,
 }
 
-/// The cause, and the close seconds.
+/// The main cause, and the causes that are nearly as strong.
 pub(super) fn named(snapshot: &Snapshot) -> Vec<Cause> {
     let verdict = Verdict::of(snapshot);
     [verdict.cause]

@@ -28,7 +28,7 @@ const HEAD: usize = 1;
 const ENTRIES: usize = 2;
 const ENDS: usize = 3;
 
-/// Facts of a file, as bits.
+/// The facts that a file may have, as bits.
 pub(super) mod column {
     pub(in super::super) const SUMS: u32 = 1;
     pub(in super::super) const LENGTHS: u32 = 2;
@@ -44,23 +44,25 @@ pub(super) struct Head {
     pub(super) dataset: u64,
     /// Hash of the lengths of the sources alone.
     pub(super) lengths: u64,
-    /// Checksums: hash of the sources' paths and modification times, or of the bytes in memory.
+    /// If there are checksums: hash of the sources' paths and modification times, or of the bytes
+    /// in memory.
     pub(super) state: u64,
-    /// Lengths: hash of the measured fields.
+    /// If there are lengths: hash of the measured fields.
     pub(super) measured: u64,
-    /// Sizes of pictures: hash of the field and of the orientation.
+    /// If there are sizes of pictures: hash of the pictures' field and of the orientation setting.
     pub(super) pictures: u64,
-    /// Checksums of a dataset with chunks: number of extents.
+    /// If there are checksums of a dataset with chunks: number of extents.
     pub(super) extents: u64,
     /// Bits of [`column`].
     pub(super) columns: u32,
-    /// Checksums: CRC of the schema, of the places of all bytes, and of the bytes in the index.
+    /// If there are checksums: CRC of the schema, of the locations of all bytes, and of the bytes
+    /// in the index.
     pub(super) shape: u32,
-    /// CRCs of a record.
+    /// Number of CRCs in a record.
     pub(super) sums: u32,
-    /// Lengths of a record.
+    /// Number of lengths in a record.
     pub(super) lens: u32,
-    /// Entries of seek points for each sample.
+    /// Number of seek point entries for each sample.
     pub(super) points: u32,
     pub(super) zero: u32,
 }
@@ -78,7 +80,7 @@ impl Head {
         self.columns & column != 0
     }
 
-    /// Takes the facts `columns` of `other`.
+    /// Adds the facts `columns` of `other`, with the values that belong to them.
     pub(super) fn take(&mut self, columns: u32, other: &Self) {
         self.columns |= other.columns & columns;
         if other.columns & columns & column::SUMS != 0 {
@@ -96,7 +98,7 @@ impl Head {
         }
     }
 
-    /// Bytes of a fact in a record.
+    /// The byte range of a fact in a record.
     pub(super) fn part(&self, column: u32) -> Range<usize> {
         let sums = 4 * self.sums as usize;
         let lens = sums + 4 * self.lens as usize;
@@ -108,12 +110,13 @@ impl Head {
         }
     }
 
-    /// Bytes of a record.
+    /// Length of a record in bytes.
     pub(super) fn record(&self) -> u64 {
         self.part(column::SIZES).end as u64
     }
 
-    /// Lengths of the sections; `None` if they are over 2^64 bytes, which only damage can claim.
+    /// Lengths of the sections in bytes; `None` if they exceed 2^64, which only a damaged head can
+    /// claim.
     fn sections(&self, samples: u64) -> Option<[u64; 3]> {
         let records = samples.checked_mul(self.record())?;
         let values = records.checked_add(self.extents.checked_mul(4)?)?;
@@ -148,12 +151,13 @@ impl FactFile {
         self.file.value(VALUES, records + 4 * extent)
     }
 
-    /// The bytes of a sample's field, by its position among the measured fields.
+    /// Number of bytes of a sample's field. `position` is the field's index among the measured
+    /// fields.
     pub(super) fn len(&self, sample: u64, position: usize) -> Result<u32> {
         self.number(sample, column::LENGTHS, position)
     }
 
-    /// The maximum bytes of a measured field.
+    /// Maximum number of bytes of a measured field.
     pub(super) fn most(&self, position: usize) -> Result<u64> {
         self.file
             .value(HEAD, size_of::<Head>() as u64 + 8 * position as u64)
@@ -168,14 +172,14 @@ impl FactFile {
         ])
     }
 
-    /// Number `number` of a fact in a sample's record.
+    /// Value number `number` (4 bytes) of a fact in a sample's record.
     fn number(&self, sample: u64, column: u32, number: usize) -> Result<u32> {
         let at = self.head.part(column).start + 4 * number;
         self.file
             .value(VALUES, sample * self.head.record() + at as u64)
     }
 
-    /// An entry of seek points.
+    /// Reads entry `number` of the seek points.
     pub(super) fn points<'a>(&'a self, number: u64, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         self.file.entry(
             ENTRIES,
@@ -276,7 +280,8 @@ pub(super) struct FactsWriter<'p> {
     points: Option<Points>,
 }
 
-/// Entries and their ends, which follow the values in the file and are found together with them.
+/// Seek points: their entries and the ends of these. They follow the values in the file, but the
+/// same pass finds both, so they are collected here.
 struct Points {
     entries: Pending,
     ends: Pending,

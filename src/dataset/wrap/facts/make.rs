@@ -16,12 +16,12 @@ use std::sync::Arc;
 const RUN: u64 = 64;
 /// Units whose results are in memory at the same time.
 const TOGETHER: usize = 64;
-/// The facts of a record, in their order.
+/// The facts in a record, in the order in which they are stored.
 const RECORDED: [u32; 3] = [column::SUMS, column::LENGTHS, column::SIZES];
 /// Width and height of a picture with a damaged header.
 const DAMAGED: [u32; 2] = [1, 1];
 
-/// The making of a file of facts.
+/// The pass that makes a file of facts.
 pub(super) struct Making<'a> {
     pub(super) dataset: &'a dyn Dataset,
     pub(super) wanted: &'a Wanted,
@@ -46,14 +46,14 @@ struct Run {
     too_long: Option<Error>,
 }
 
-/// What has been written so far.
+/// The output, and what has been written to it so far.
 struct Written<'w, 'p> {
     out: &'w mut FactsWriter<'p>,
     samples: u64,
     extents: Vec<u32>,
     /// Maximum bytes of each measured field.
     most: Vec<u64>,
-    /// Numbers of the checksums that differ from those of the old file.
+    /// Indices of the checksums that differ from those of the old file.
     differ: Vec<u64>,
 }
 
@@ -72,8 +72,8 @@ impl Making<'_> {
     /// Reads everything that is needed, and writes the values and seek points.
     ///
     /// Errors: reading errors; [`ErrorKind::Changed`] for bytes that differ from checksums of the
-    /// old file; [`ErrorKind::Config`] for a part of a dataset with chunks; [`ErrorKind::Limit`] for
-    /// a field that is too long.
+    /// old file; [`ErrorKind::Config`] for a subset of a dataset with chunks; [`ErrorKind::Limit`]
+    /// for a field that is too long.
     pub(super) fn write(&self, out: &mut FactsWriter<'_>) -> Result<Vec<u64>> {
         let mut written = Written {
             out,
@@ -116,7 +116,7 @@ impl Making<'_> {
         Ok(written.most)
     }
 
-    /// First samples of the runs, then the number of samples.
+    /// The first sample of each run, then the number of all samples.
     fn starts(&self) -> Result<Arc<[u64]>> {
         match self.dataset.chunked().filter(|_| self.opens()) {
             Some(chunks) if chunks.is_whole() => Ok(chunks.starts().into()),
@@ -159,7 +159,7 @@ impl Making<'_> {
         run.too_long.take().map_or(Ok(run), Err)
     }
 
-    /// Numbers of a fact in a record.
+    /// How many 4-byte values a record holds for this fact.
     fn width(&self, column: u32) -> usize {
         self.head.part(column).len() / 4
     }
@@ -181,7 +181,8 @@ impl Making<'_> {
                     Ok(())
                 }))?
                 .is_some();
-            // Damage hides the other fields of its sample; their stored bytes still count.
+            // After damage in one field, the sample's other fields are not opened, but their stored
+            // bytes still get checksums.
             if !is_open && fields > 0 {
                 plain.crcs(sample, |field, crc| crcs[field] = crc)?;
             }
@@ -215,7 +216,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Notes the facts of the bytes of a field.
+    /// Records the facts about the bytes of one field.
     fn note(
         &self,
         run: &mut Run,
@@ -310,8 +311,8 @@ impl Making<'_> {
 }
 
 impl Written<'_, '_> {
-    /// Notes which checksums `now`, from number `first` on, differ from those of the old file, if it
-    /// has any.
+    /// Records which of the checksums `now` differ from `before`, those of the old file if it has
+    /// any. `first` is the index of the first checksum.
     fn compare(&mut self, first: u64, before: &[u8], now: &[u32]) {
         let before = before.chunks_exact(4);
         for (number, (before, now)) in before.zip(now).enumerate() {

@@ -78,7 +78,8 @@ pub struct Facts<D> {
     columns: u32,
     measured: Vec<Option<usize>>,
     pointed: Vec<Option<usize>>,
-    /// For datasets with chunks: number of each chunk's first extent, then the number of all.
+    /// For datasets with chunks: the index of each chunk's first extent, then the number of all
+    /// extents.
     pieces: Vec<usize>,
     origin: FactsOrigin,
     /// Lookups of seek points that failed.
@@ -116,7 +117,7 @@ struct SizedPicture {
     size: SizeOf,
 }
 
-/// Datasets with seek points, which together have all samples.
+/// Datasets with seek points, which together contain all samples.
 type PointedParts<'p> = dyn Iterator<Item = Result<Box<dyn Dataset>>> + 'p;
 
 /// Width and height from a picture's header; `None` for damage.
@@ -322,7 +323,8 @@ impl<D: Dataset> FactsBuilder<D> {
         Ok(wanted)
     }
 
-    /// Writes a file with the facts of `old` and those in `missing`, and opens it.
+    /// Finds the facts `missing`, writes them to a file together with the facts of `old`, and opens
+    /// the file.
     fn make(
         &self,
         wanted: &Wanted,

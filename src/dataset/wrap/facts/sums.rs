@@ -22,10 +22,10 @@ pub(super) struct Outline {
     pub(super) count: u64,
     /// Checksums per sample; 0 for datasets with chunks.
     pub(super) fields: usize,
-    /// CRC of the schema and of the places of all bytes.
+    /// CRC of the schema and of the locations of all bytes.
     pub(super) shape: u32,
-    /// For datasets with chunks: the extents of each chunk. `pieces` has the start of each chunk's
-    /// CRCs, then the end of all.
+    /// For datasets with chunks: the extents of each chunk. `pieces` has the index of each chunk's
+    /// first CRC, then the number of all CRCs.
     pub(super) extents: Vec<Vec<Extent>>,
     pub(super) pieces: Vec<usize>,
 }
@@ -60,7 +60,7 @@ impl Outline {
         })
     }
 
-    /// Extent of a CRC, and its sample, if any.
+    /// The extent that CRC number `at` covers, and its sample, if any.
     fn place(&self, dataset: &dyn Dataset, at: usize) -> Result<Option<(Extent, Option<u64>)>> {
         if !self.pieces.is_empty() {
             let chunk = self.pieces.partition_point(|start| *start <= at) - 1;
@@ -156,8 +156,8 @@ fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
     })
 }
 
-/// Asks for the parts of every sample. Returns a CRC of the dataset: of its schema, its samples'
-/// places, and all bytes in the index.
+/// Asks for the parts of every sample. Returns a CRC of the dataset: of its schema, the locations
+/// of its samples, and all bytes in the index.
 fn survey(dataset: &dyn Dataset) -> Result<u32> {
     let found = parallel(&runs(dataset.len()), |_, run| {
         let mut crc = 0;

@@ -172,7 +172,7 @@ impl<D: Dataset> PackedBuilder<D> {
             size,
             long: self.long,
         };
-        // Kept bins do not show whether these documents can be packed.
+        // Bins that an earlier run made do not show whether these documents can be packed.
         documents.part(0, None, 0, &mut Parts::new(), &mut Vec::new())?;
         let place = index.as_ref();
         if self.rows.as_deref() == Some(place) {

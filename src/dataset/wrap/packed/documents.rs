@@ -20,10 +20,10 @@ pub(super) enum Long {
     Concatenate,
 }
 
-/// Maximum number of documents and parts in a group: they take 1.07 GB.
+/// Maximum number of documents and parts in a group: this many take 1.07 GB.
 const PARTS_MAX: u64 = 1 << 26;
 
-/// The documents of a dataset, for bins of a size.
+/// The documents of a dataset, for bins of one size.
 pub(super) struct InnerDocuments<D> {
     pub(super) inner: D,
     pub(super) fields: TokenFields,
@@ -38,8 +38,9 @@ pub(super) fn copied() -> String {
 }
 
 impl<D: Dataset> InnerDocuments<D> {
-    /// Returns the number of tokens of a document and appends the place of each field to `places`,
-    /// which may also change if there is an error. `parts` is a buffer for asking the dataset.
+    /// Returns the number of tokens of a document, and appends the location of each field to
+    /// `places`. Even after an error, `places` may have changed. `parts` is a reusable buffer for
+    /// the dataset's answer.
     ///
     /// Errors: those of the dataset, and of [`TokenFields::tokens`]; [`ErrorKind::Config`] for a
     /// document that is not stored in a file unchanged.
@@ -83,8 +84,8 @@ impl<D: Dataset> InnerDocuments<D> {
     }
 
     /// Returns the number of tokens of a document, or of its part, in a bin with room for `left`
-    /// tokens; appends the place of each field to `places`. `None` if there is no such document or
-    /// part, or if it does not fit.
+    /// tokens; appends the location of each field to `places`. `None` if there is no such document
+    /// or part, or if it does not fit.
     pub(super) fn part<'d>(
         &'d self,
         document: u64,

@@ -92,7 +92,7 @@ pub struct Packed<D> {
 /// The documents of a bin.
 #[derive(Default)]
 struct Row {
-    /// For each document the place of each field.
+    /// For each document, the location of each field.
     places: Vec<Extent>,
     /// Tokens of each document.
     lens: Vec<u32>,

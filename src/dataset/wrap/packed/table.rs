@@ -4,7 +4,7 @@
 //! BINS:    block │ block │ … │ zeros         block: a head for each of its 64 bins, then their words, 4 bytes each
 //! STARTS:  offset of each block
 //! COUNTS:  the counts of the packing
-//! head:    number of words 16 │ check of the lengths 16
+//! head:    number of words, 16 bits │ hash of the lengths, 16 bits
 //! word:    1 │ document 31, then the part: one that fills the bin;    0 │ document 31: the whole document, or its rest
 //!          concatenated: the part is the first token, and the bin's end is that of its last document
 //! ```
@@ -28,7 +28,7 @@ const COUNTS: usize = 2;
 const BLOCK: usize = 64;
 /// Words that are read at once.
 const STEP: usize = 16;
-/// The mark of a document whose part is in the next word.
+/// The bit that marks a document whose part is in the next word.
 const PART: u32 = 1 << 31;
 
 /// Counts of a packing.
@@ -227,7 +227,7 @@ pub(super) fn counts(file: &Sidefile) -> Result<BinCounts> {
 }
 
 /// Calls `each` with the document of every item of a bin, and with its part, if the item has one.
-/// Returns the check of the lengths. Errors: reading errors, and those of `each`.
+/// Returns the 16-bit hash of the lengths. Errors: reading errors, and those of `each`.
 pub(super) fn items(
     file: &Sidefile,
     bin: u64,
