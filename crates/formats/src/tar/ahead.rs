@@ -117,7 +117,7 @@ struct Follow {
 
 impl Drop for Follow {
     fn drop(&mut self) {
-        // The scan then uses up the pages immediately.
+        // The pages no longer count against `PAGES_MAX`: the scan uses them up immediately.
         HELD.fetch_sub(self.held, Ordering::Relaxed);
     }
 }
