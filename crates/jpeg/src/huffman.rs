@@ -338,7 +338,7 @@ pub(super) struct Ac {
 #[derive(Clone, Copy)]
 struct CodeEntry(u64);
 
-/// The end of a block, as steps: more than any block has.
+/// Number of steps that stands for the end of a block: more than any block has.
 const END: usize = 128;
 
 impl CodeEntry {
