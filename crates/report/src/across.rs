@@ -23,13 +23,13 @@
 //! # Limits
 //!
 //! - If a rank's own part of the step is longer, the other ranks wait for it within the step. The
-//! time between two batches is then the same on all ranks, and so are the waits for batches. So a
-//! stopped process, a thread that holds an interpreter's lock, another program on the core, or more
-//! work are seen only with `Loader::arrive`. - The five longest steps of the window count as
-//! pauses, such as a checkpoint. A rank that is stopped now and then is seen only after it was
-//! stopped in more than five steps. - The cost of a quota is an estimate: the time that it keeps
-//! threads off a core. The other ranks may wait for less than this time, or for more if it occurs
-//! in several threads of a step one after the other.
+//!   time between two batches is then the same on all ranks, and so are the waits for batches. So a
+//!   stopped process, a thread that holds an interpreter's lock, another program on the core, or
+//!   more work are seen only with `Loader::arrive`.
+//! - The five longest steps of the window count as pauses, such as a checkpoint. A rank that is
+//!   stopped now and then is seen only after it was stopped in more than five steps.
+//! - The cost of a quota is an estimate: the time that it keeps threads off a core. Other threads
+//!   may not wait for this time, and several threads of a step may lose it one after the other.
 //! - On a GPU the host's waits are not waits of the stream. There, means of the stream's waits in
 //!   the whole run are compared, without a test of chance. Means are also compared for ranks of
 //!   different steps (epoch and batch), which share fewer than [`STEPS_LEAST`].

@@ -17,9 +17,10 @@
 //! # Limits
 //!
 //! - Storage's ceiling is a lower bound if reads did not fill the depth; a prediction bound by it
-//! says "at least". - Each worker is assumed to be as fast when there are more workers. Memory
-//! bandwidth, caches and hyper-threads limit this at some point, and it is not known how many cores
-//! the consumer's own threads need.
+//!   says "at least".
+//! - Each worker is assumed to be as fast when there are more workers. Memory bandwidth, caches and
+//!   hyper-threads limit this at some point, and it is not known how many cores the consumer's own
+//!   threads need.
 //! - More workers than rows in the slots, or than cores, are of no use and are not counted.
 //! - A prediction for other slots is an extrapolation, to be taken as a direction.
 //! - No measurement shows how much the consumer's own work varies; a saturated stage hides it.

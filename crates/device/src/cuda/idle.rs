@@ -40,8 +40,9 @@
 //! handle is valid until the drop of the batch bound to it. After the drop, `asked` is `now`, and
 //! idle time counts from `released` or `marked` if that is later.
 //!
-//! Limits: * Two events recorded at the same moment on an idle device can be [`JITTER_NS`] apart.
-//! So work that ends within this time after the request counts as done before it.
+//! Limits:
+//! * Two events recorded at the same moment on an idle device can be [`JITTER_NS`] apart, so work
+//!   that ends within this time after the request counts as done before it.
 //! * Idle time before the drop, between two kernels of a step, is not attributed here.
 //! * Work enqueued between requesting a batch and receiving it (between two polls with a limit, or
 //!   before a late binding) falls between `asked` and `start`, and counts as starvation.

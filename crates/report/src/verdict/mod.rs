@@ -36,11 +36,11 @@
 //!   So at 0.87 and above nothing else can be the cause by 20 %. Below that, stages lose time by
 //!   waiting for each other, and room (slots) helps.
 //! - If slots bound the reads in flight, one snapshot cannot distinguish a storage device at its
-//! limit from one with few reads that wait for its latency. The verdict then names both. - The
-//! loads are means: rare stalls look like a memory budget that is too small to bridge them, and a
-//! larger budget would in fact bridge them.
-//! - If the consumer does no work of its own, there is no demand and nothing is late: the text says "as fast
-//!   as it goes", with the limit.
+//!   limit from one with few reads that wait for its latency. The verdict then names both.
+//! - The loads are means: rare stalls look like a memory budget that is too small to bridge them,
+//!   and a larger budget would in fact bridge them.
+//! - If the consumer does no work of its own, there is no demand and nothing is late: the text says
+//!   "as fast as it goes", with the limit.
 //! - A figure for more slots would be an extrapolation, so the advice gives none.
 //! - Starvation is measured in the steady time: first batches of iterators are reported separately.
 
