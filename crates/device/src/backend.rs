@@ -8,8 +8,8 @@
 //!        └────────► DirectReader, IdleMeter
 //! ```
 //!
-//! The operations on a batch are one list, [`DeviceOp`]: a new step is a new variant, made by
-//! `pipeline/recipe.rs` and run by the copier.
+//! The operations on a batch are a list of [`DeviceOp`]. To add a kind of step, add a variant,
+//! which `pipeline/recipe.rs` makes and the copier runs.
 
 use super::DeviceKind;
 use crate::{Buffer, DeviceOp, Lane, Stream};
@@ -47,7 +47,8 @@ pub trait Backend: Send + Sync {
     /// Runs `work`, which makes many calls to the device, on this thread.
     fn within(&self, work: &mut dyn FnMut());
 
-    /// As [`within`](Self::within), for calls that do not end another thread's capture of a graph.
+    /// Like [`within`](Self::within), but makes the calls so that they do not end another thread's
+    /// graph capture.
     fn beside_captures(&self, work: &mut dyn FnMut());
 
     /// The batch memory of a new loader. `None`: batches are delivered in their slots.
@@ -91,9 +92,9 @@ impl Backend for Host {
     }
 }
 
-/// Failure to reserve batch memory.
+/// Why batch memory could not be reserved.
 pub enum Unreserved {
-    /// Direct reads cannot use the memory, for this reason; the host route can.
+    /// Direct reads cannot use the memory, for this reason. Reads through the host still can.
     ForDirect(Error),
     Failed(Error),
 }
@@ -131,7 +132,7 @@ pub struct Setup {
     /// Numbers of device batches and of slots.
     pub batches: usize,
     pub slots: usize,
-    /// Rings when device work has ended.
+    /// Receives a message when device work has ended.
     pub bell: Sender<()>,
     pub clock: Clock,
     /// Whether to measure idle time.
@@ -140,9 +141,9 @@ pub struct Setup {
 
 /// Outcome of a copy request.
 pub enum Copied {
-    /// The copy, of this many bytes, is in flight; its end frees the slot.
+    /// The copy of this many bytes is in flight. The slot is freed when the copy ends.
     Started(OnDevice, usize),
-    /// The copy failed; the next may succeed.
+    /// The copy failed, but the next copy may succeed.
     Failed(Filled, Error),
     /// The device is unusable, and still owns the slot.
     Broken(Error),
@@ -163,7 +164,7 @@ pub enum Oldest {
     Nothing,
     /// The copy waits for consumers' work on the previous batch in its buffer.
     Blocked,
-    /// Only the device delays the copy: copies have been running since this time of the host's
+    /// The copy waits only for the device: copies have been running since this time by the host's
     /// clock.
     Runs(u64),
 }
@@ -172,7 +173,7 @@ pub enum Oldest {
 #[derive(Default)]
 pub(crate) struct BatchHead {
     pub(crate) ticket: Ticket,
-    /// The slot's times, and the copy's submission time.
+    /// The times recorded for the slot, and the time at which the copy was submitted.
     pub(crate) times: ([u64; 3], u64),
     pub(crate) rows: usize,
     pub(crate) valid: usize,
@@ -182,7 +183,7 @@ pub(crate) struct BatchHead {
     lens: Vec<Vec<u64>>,
     /// One list per field; empty for fields with a stride.
     offsets: Vec<Vec<u64>>,
-    /// Taken from the slot.
+    /// The bad samples, moved here from the slot.
     bad: Mutex<Vec<BadSample>>,
 }
 

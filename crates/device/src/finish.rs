@@ -260,7 +260,7 @@ struct Moments {
 }
 
 impl Moments {
-    /// The rule, without the dtype conversion.
+    /// Applies the rule to one value, without the dtype conversion.
     fn of(&self, channel: usize, x: u8) -> f32 {
         normalized(x, self.mean[channel], self.std[channel])
     }
@@ -315,7 +315,8 @@ impl Size {
     }
 }
 
-/// Results for every value of each channel, `N` bytes each; zeros for absent channels.
+/// For each channel, the results of all 256 pixel values, `N` bytes each; zeros for absent
+/// channels.
 type FinishValues<const N: usize> = Box<[[[u8; N]; 256]; CHANNELS_MAX]>;
 
 enum ConvertTable {

@@ -1,5 +1,5 @@
-//! Operations on a batch after its slot is full: the contract between the pipeline, which fills the
-//! slot, and the device, which makes the batch's contents from it. Pure.
+//! Operations on a batch after its slot is full. They are the contract between the pipeline, which
+//! fills the slot, and the device, which makes the batch's contents from the slot. No I/O.
 //!
 //! Fields are numbered. Fields of the slot keep their numbers in the contents; fields made on the
 //! device follow them.
@@ -22,23 +22,24 @@ pub enum DeviceOp {
 /// Conversion of a `u8` field to a field of floats.
 pub struct FinishStep {
     pub plan: FinishPlan,
-    /// The `u8` field.
+    /// Number of the `u8` field to convert.
     pub input: usize,
-    /// On a device: the slot's field with one byte per picture, nonzero for a mirrored one.
+    /// On a device: number of the slot's field with one byte per picture, nonzero to mirror the
+    /// picture.
     pub flips: Option<usize>,
-    /// The output field, in the contents.
+    /// Number of the output field in the contents.
     pub output: usize,
 }
 
 /// A field that storage writes into device memory. It takes no space in the slot.
 #[derive(Clone, Debug)]
 pub struct DirectStep {
-    /// Field of the dataset.
+    /// Number of the field in the dataset.
     pub handler: usize,
-    /// Field of the contents.
+    /// Number of the field in the contents.
     pub field: usize,
     pub row_bytes: usize,
-    /// Gathering of rows that are not whole pages of their file.
+    /// How to gather the rows, if they are not whole pages of their file.
     pub gather: Option<Gather>,
 }
 
@@ -53,7 +54,7 @@ pub struct Gather {
 }
 
 impl DirectStep {
-    /// Staging bytes of one row: enough pages for any offset.
+    /// Bytes of staging for one row: enough pages for a row at any offset in its first page.
     pub fn stride(row_bytes: usize) -> usize {
         row_bytes.next_multiple_of(PAGE) + PAGE
     }

@@ -21,8 +21,8 @@ pub(crate) const PER_THREAD: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum StreamUse {
-    /// Works on the batch after the stream that took it, and waits for that stream by itself, as
-    /// prefetchers do. A wait for the copy would delay the work on the previous batch.
+    /// Works on the batch after the stream that took it, and already waits for that stream itself,
+    /// as prefetchers do. A wait for the copy would delay the work on the previous batch.
     Releases,
     /// Works on the batch concurrently with the stream that takes it, such as a side stream for
     /// metrics.
@@ -82,8 +82,8 @@ impl Stream {
         Self::promised(stream)
     }
 
-    /// As [`from_raw`](Self::from_raw), for a stream that lives as long as `owner`. The loader and
-    /// its batches hold a reference to `owner`.
+    /// Like [`from_raw`](Self::from_raw), for a stream that lives as long as `owner`. The loader
+    /// and its batches hold a reference to `owner`.
     ///
     /// # Safety
     /// The stream must live, on the loader's device, until the last reference to `owner` is
@@ -98,8 +98,8 @@ impl Stream {
         }
     }
 
-    /// As [`from_raw`](Self::from_raw), but safe: the caller of another function has made the
-    /// promise.
+    /// Like [`from_raw`](Self::from_raw), but safe: the caller of another, unsafe function has
+    /// already promised that the stream lives long enough.
     #[doc(hidden)]
     pub fn promised(stream: usize) -> Self {
         Self {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub(crate) struct Array {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<u64>,
-    /// Offset of its data in the file.
+    /// Byte offset of the array's data in the file.
     pub(crate) offset: u64,
 }
 
@@ -59,19 +59,20 @@ pub(crate) struct Arrays {
     schema: Vec<EncodedField>,
     columns: Vec<ArrayColumn>,
     len: u64,
-    /// Sizes, except the bytes of the index.
+    /// All sizes except `index_bytes`.
     sizes: Sizes,
-    /// Checks by sample and column, if checksums are verified.
+    /// The check of every array, sample by sample and then column by column. `None`: arrays are not
+    /// verified.
     checks: Option<Box<[ArrayCheck]>>,
-    /// Description of a sample, and the pattern of the files.
+    /// What a sample is, for messages, and the file pattern that was opened.
     what: String,
     name: String,
 }
 
-/// Check of an array: the header before it, and the CRC-32 of both.
+/// Expected CRC-32 of an array together with the header before it.
 #[derive(Clone, Copy)]
 pub(crate) struct ArrayCheck {
-    /// Bytes before the data.
+    /// Length of the header in bytes.
     pub(crate) header: u32,
     pub(crate) crc: u32,
 }
@@ -79,13 +80,13 @@ pub(crate) struct ArrayCheck {
 struct ArrayColumn {
     field: usize,
     base: usize,
-    /// Starts of each file, if rows are samples.
+    /// Index of each file's first row, if rows are samples.
     starts: Option<Starts>,
-    /// Start of the data in each file.
+    /// Byte offset of the data in each file.
     offsets: Numbers,
-    /// Bytes of a sample, per file or the same for all.
+    /// Bytes per sample, for each file.
     bytes: Numbers,
-    /// Shapes for the field after this one, and their bytes per sample.
+    /// For `flat` fields: the shapes, which fill the next field, and the bytes of one shape.
     shapes: Option<(Box<[i64]>, usize)>,
 }
 
@@ -120,7 +121,7 @@ impl Numbers {
 }
 
 impl Arrays {
-    /// Makes the samples of files of this `format`: the files, or their rows.
+    /// Makes a dataset of files of this `format`, in which each file or each row is a sample.
     ///
     /// Errors: [`ErrorKind::Shape`] for incompatible arrays; [`ErrorKind::Empty`] for arrays
     /// without rows.
@@ -436,8 +437,8 @@ impl ArrayColumn {
         }
     }
 
-    /// Checks that this field has as many rows as the first field, and as many in each file if both
-    /// share files.
+    /// Checks that this field has as many rows as the first field. If both fields come from the
+    /// same files, the rows must also match in each file.
     fn check_rows(
         &self,
         schema: &[EncodedField],
@@ -501,8 +502,8 @@ impl Array {
 }
 
 impl GivenArray {
-    /// Fields of the batch: one, or two with the shape. The `axes` leading dimensions count
-    /// samples.
+    /// The batch fields of these arrays: one, or two if the shape is delivered, too. The first
+    /// `axes` dimensions count samples.
     fn fields(&self, sources: &Sources, axes: usize) -> Result<Vec<EncodedField>> {
         let first = self
             .arrays
@@ -558,7 +559,7 @@ impl GivenArray {
             Rule::Flat(_) => array.shape.len() == first.shape.len(),
         };
         if !alike || array.dtype != first.dtype || array.shape.len() != first.shape.len() {
-            // Rule that would accept both.
+            // Suggest the rule that would accept both arrays.
             let same_dims = array.dtype == first.dtype && array.shape.len() == first.shape.len();
             let hint = match self.rule {
                 Rule::Flat(_) => String::new(),

@@ -25,7 +25,7 @@ pub const EXTENSIONS: [&str; 8] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", 
 
 /// Maximum depth of folders below a class folder.
 const DEPTH_MAX: usize = 32;
-/// Files per unit of work of a thread that reads sizes.
+/// Number of files that a thread takes at a time to read their sizes.
 const STAT_CHUNK: usize = 512;
 
 /// Dataset of pictures in folders. Fields: `image` (encoded) and, with class folders, `label`
@@ -48,7 +48,7 @@ struct Folder {
     path: PathBuf,
     class: usize,
     names: Vec<OsString>,
-    /// Length and version of each.
+    /// Length and version of each picture.
     found: Vec<(u64, Option<Stamp>)>,
     left_out: BTreeMap<String, u64>,
 }

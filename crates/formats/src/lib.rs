@@ -1,4 +1,4 @@
-//! Formats: one module each. The array formats share `arrays`.
+//! File formats, one module each. The array formats share the module `arrays`.
 //!
 //! Every file is untrusted. Checks of each format:
 //!
@@ -114,7 +114,7 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
         [b'P', b'K', 3, 4, ..] => {
             "a zip archive (.npz, .pt): read NumPy's as source npz, unpack others"
         }
-        // Method deflate and known flags; any time; a level and system that gzip defines.
+        // gzip: method deflate, known flags, any time, and a level and system that gzip defines.
         [
             0x1f,
             0x8b,
@@ -144,8 +144,8 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
         [_, _, _, _, 0, 0, 0, 0, b'{', b'"', ..] => {
             "a safetensors file: read it as source safetensors"
         }
-        // Protocol 4 begins with a frame length; protocols 2 and 3 begin with a list, a dict,
-        // NumPy's name or PyTorch's magic.
+        // Pickle: protocol 4 begins with a frame length; protocols 2 and 3 begin with a list, a
+        // dict, NumPy's name or PyTorch's magic.
         [0x80, 4 | 5, 0x95, _, _, _, _, _, 0, 0, 0, ..]
         | [0x80, 2 | 3, b']' | b'}', b'q', 0, ..]
         | [0x80, 2 | 3, b'c', b'n', b'u', b'm', ..]

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 const MAGIC: &[u8] = b"MMIDIDX\0\0";
 const HEADER_BYTES: u64 = 34;
-/// Bytes of the index in memory at a time, for each of its three lists.
+/// Bytes of each of the index's three lists that are in memory at a time.
 const BLOCK: u64 = 64 << 10;
 
 /// Dataset of Megatron-LM's indexed tokens. Samples are documents or sequences of up to a maximum
@@ -53,7 +53,8 @@ pub struct Megatron {
 }
 
 enum DocumentSamples {
-    /// Ends of the spans, in tokens; the first entry is 0. `what` is `documents` or `sequences`.
+    /// The end of each span, in tokens from the start of `.bin`; the first entry is 0. `what` is
+    /// `documents` or `sequences`.
     Spans {
         ends: Box<[u64]>,
         max: u64,
@@ -68,7 +69,7 @@ enum DocumentSamples {
     },
 }
 
-/// Counts of the index.
+/// Numbers of tokens, sequences and documents in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TokenCounts {
     tokens: u64,
@@ -84,7 +85,7 @@ pub struct MegatronBuilder {
     cut: Cut,
 }
 
-/// Kind of the ends kept in memory.
+/// Which ends are kept in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndsKind {
     Documents,
@@ -220,8 +221,8 @@ impl MegatronBuilder {
         }
     }
 
-    /// Makes the samples between ends. Errors: [`ErrorKind::Shape`] for a span above the maximum,
-    /// unless `cut` is set.
+    /// Makes the spans between consecutive ends into samples. Errors: [`ErrorKind::Shape`] for a
+    /// span above the maximum, unless `cut` is set.
     fn spans_of(&self, kind: EndsKind, max: u64, index: &Index) -> Result<DocumentSamples> {
         let what = if kind == EndsKind::Documents {
             "documents"
@@ -271,7 +272,8 @@ pub(crate) struct Index {
     ends: Vec<u64>,
 }
 
-/// Whether `input` is the length of a `.bin` file (8 bytes) and then its index.
+/// Whether `input` holds 8 bytes with the length of a `.bin` file, and then an index that fits this
+/// length.
 #[cfg(feature = "unstable")]
 pub(super) fn is_index(input: &Blob) -> bool {
     let bytes = input.read(0, input.len(), "the index").unwrap_or_default();
@@ -383,7 +385,7 @@ impl List {
         }
     }
 
-    /// The next number and its offset, `None` at the end.
+    /// The next number and its offset in the index; `None` at the end of the list.
     fn next(&mut self, input: &Blob) -> Result<Option<(u64, u64)>> {
         if self.left == 0 {
             return Ok(None);
@@ -450,7 +452,8 @@ impl IndexWalk<'_> {
         Ok((tokens, ends))
     }
 
-    /// Number of tokens up to the end of the next sequence.
+    /// Reads the next sequence's entry. `tokens` is the number of tokens before it; returns the
+    /// number of tokens up to its end.
     fn sequence(&mut self, sequence: u64, tokens: u64, size: u64) -> Result<u64> {
         let (Some((len, len_at)), Some((offset, at))) = (
             self.lengths.next(self.input)?,

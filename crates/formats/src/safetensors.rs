@@ -30,7 +30,7 @@ const HEADER_MAX: u64 = 100_000_000;
 /// Maximum dimensions; the format has no limit.
 const DIMS_MAX: usize = 64;
 
-/// Dtypes of the format, with their bits and their dtype in a batch.
+/// The format's dtypes: name, bits per element, and dtype in a batch (`None` if unsupported).
 const DTYPES: [(&str, u64, Option<DType>); 22] = [
     ("BOOL", 8, Some(DType::Bool)),
     ("U8", 8, Some(DType::U8)),
@@ -139,7 +139,7 @@ impl SafeTensorsBuilder {
         Arrays::of(sources, given, true, "safetensors", name).map(SafeTensors)
     }
 
-    /// The requested tensors of a file.
+    /// Selects the requested tensors of a file.
     fn chosen(&self, mut tensors: Vec<Tensor>) -> Vec<Tensor> {
         if let Some(names) = &self.tensors {
             tensors.retain(|tensor| names.contains(&tensor.name));
@@ -183,7 +183,7 @@ pub(crate) struct Tensor {
     name: String,
     dtype: (&'static str, u64, Option<DType>),
     shape: Vec<u64>,
-    /// Offset of the first byte in the file, and of the end.
+    /// Offsets of the first byte and of the end. `check` makes them relative to the file.
     start: u64,
     end: u64,
 }
@@ -246,7 +246,7 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
             format!("the tensors have {next} bytes, the file has {there} after its header");
         return Err(input.error(kind, message, data, there));
     }
-    // All offsets are below the file's length now.
+    // The checks above keep all offsets below the file's length, so this cannot overflow.
     tensors
         .iter_mut()
         .for_each(|tensor| (tensor.start, tensor.end) = (tensor.start + data, tensor.end + data));
@@ -260,7 +260,8 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
 /// and no JSON tree is built.
 struct TensorHeader(Vec<(String, TensorEntry)>);
 
-/// The derived code would also accept a list: [`TensorEntry`] accepts only a map.
+/// Derived code would accept a list in place of a map, so [`TensorEntry`] wraps it and accepts only
+/// a map.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {

@@ -31,7 +31,7 @@ use feedline_core::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes at the start of a file, or of its tokens, that are examined.
+/// Number of bytes examined at the start of a file, or at the start of its tokens.
 const HEAD: u64 = 512;
 /// Headers of llm.c's files: 256 `i32`, the first three are magic, version and number of tokens.
 const LLM_C_BYTES: u64 = 1024;
@@ -44,7 +44,7 @@ const KIND: SideKind = SideKind {
     version: 1,
     older: b"",
 };
-/// Bytes that are searched at a time.
+/// Number of bytes searched for separators at a time.
 const STEP: u64 = 4 << 20;
 
 /// Dataset of windows over flat files of tokens, or of the documents in them. Field: `tokens`, of
@@ -660,7 +660,7 @@ impl Vocabulary {
     }
 }
 
-/// The largest token of a row; negative ones are the largest.
+/// The largest token of a row. A negative token counts as larger than any valid token.
 fn largest_token(dtype: DType, row: &[u8]) -> u64 {
     fn most<const N: usize>(row: &[u8], number: impl Fn(&[u8; N]) -> u64) -> u64 {
         row.as_chunks().0.iter().map(number).max().unwrap_or(0)
@@ -749,7 +749,7 @@ impl Windows {
             .map_or(0, |rest| rest / self.stride + 1)
     }
 
-    /// Number of these tokens in no window.
+    /// How many of `tokens` tokens are in no window.
     pub(crate) fn leftover(&self, tokens: u64) -> u64 {
         let count = self.count(tokens);
         let apart = self.stride.max(self.window) == self.stride;

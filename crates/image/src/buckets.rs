@@ -1,5 +1,5 @@
-//! Pictures in buckets: each is scaled and cut to the size with the nearest aspect ratio, and
-//! batches have one size.
+//! Aspect-ratio buckets: each picture is scaled and cropped to the bucket size with the nearest
+//! aspect ratio. All pictures of a batch have one size.
 
 use super::geometry::{Placed, Rect, Size};
 use super::settings::{Image, Op};
@@ -11,8 +11,8 @@ impl Image {
     /// ratio. The picture is scaled until it covers that size, and the rest is cut off: centrally,
     /// or at [random](Self::random_crop). Equals Pillow's `resize` and `crop`.
     ///
-    /// All pictures of a batch have one size, so the order must have [groups](Self::groups). A
-    /// field `NAME.geometry` (six `i32`) follows that of the picture: height and width of the
+    /// All pictures of a batch have one size, so the order must have [groups](Self::groups). The
+    /// field `NAME.geometry` (six `i32`) follows the picture's field: height and width of the
     /// picture, top and left of the crop in the scaled (and [flipped](Self::flip)) picture, height
     /// and width of the bucket. SDXL is conditioned on these values.
     ///
@@ -25,10 +25,9 @@ impl Image {
     /// # Ok::<(), feedline_core::Error>(())
     /// ```
     ///
-    /// `build()` refuses an empty list, more than 256 sizes, and an order without groups. A picture
-    /// whose nearest size is not that of its group is an error of the sample
-    /// ([`ErrorKind::Shape`]). Each size has its own last batch; see
-    /// `last_batch_share`.
+    /// `build()` refuses an empty list, more than 256 sizes, and an order without groups. If a
+    /// picture's nearest size is not the size of its group, its sample is an error
+    /// ([`ErrorKind::Shape`]). Each size has its own last batch; see `last_batch_share`.
     pub fn buckets(sizes: impl IntoIterator<Item = (u32, u32)>) -> Self {
         let buckets: Vec<Size> = sizes
             .into_iter()
@@ -63,8 +62,8 @@ impl Image {
     /// nearest [bucket](Self::buckets). If [`exif_orientation`](Self::exif_orientation) is set, the
     /// sizes must be those of upright pictures.
     ///
-    /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample;
-    /// [`ErrorKind::Limit`] for more than 2^32 samples.
+    /// Errors: [`ErrorKind::Config`] if the decoder has no buckets, or if a side is 0 (the error
+    /// names the sample); [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn groups(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Groups> {
         let buckets = self.buckets.as_deref().ok_or_else(|| {
             config("these settings give pictures of one size, which have no groups: set buckets")
@@ -80,8 +79,8 @@ impl Image {
     /// The numbers of patches of pictures of these sizes (width, height), which `picture_sizes`
     /// returns. Use them as lengths for [`Groups::by_length`], with a budget of patches.
     ///
-    /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming
-    /// the sample.
+    /// Errors: [`ErrorKind::Config`] if the decoder makes no [patches](Self::patches), or if a side
+    /// is 0 (the error names the sample).
     pub fn patch_counts(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Vec<u64>> {
         let Op::Patches(patches) = self.op else {
             return Err(config("these settings give one size and no patches"));
@@ -114,7 +113,7 @@ impl Image {
         }))
     }
 
-    /// Refuses a picture that is not of its group.
+    /// Refuses a picture whose nearest bucket is not the one of its group.
     pub(super) fn check_group(&self, placed: &Placed, group: Option<usize>) -> Result<()> {
         let (Some(buckets), Some(group)) = (&self.buckets, group) else {
             return Ok(());
@@ -132,7 +131,8 @@ impl Image {
     }
 }
 
-/// The bucket whose aspect ratio is nearest by factor; the first of several that are equally near.
+/// Index of the bucket whose aspect ratio differs from the picture's by the smallest factor; the
+/// first one on a tie.
 fn nearest(buckets: &[Size], picture: Size) -> usize {
     let ratio = |size: &Size| (f64::from(size.width) / f64::from(size.height)).ln();
     let distance = |bucket: &Size| (ratio(bucket) - ratio(&picture)).abs();

@@ -12,7 +12,7 @@ use feedline_core::tensor::{DType, bf16, f16, normalized};
 /// Output value for each channel and pixel value.
 type ValueTable<T> = [[T; 256]; 3];
 
-/// Conversion of the pixel values.
+/// How pixel values become output values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Values {
     pub(super) dtype: DType,
@@ -72,7 +72,7 @@ pub(super) fn write(
     }
 }
 
-/// Writes tiles whose pixels stay as they are.
+/// Writes tiles without converting their pixels.
 fn copy(pixels: &[u8], tiles: Tiles, flip: bool, out: &mut [u8]) {
     let lengths = (
         3 * tiles.tile.pixels() as usize,

@@ -1,5 +1,4 @@
-//! The part of a picture that becomes the output: pure arithmetic, after torchvision's
-//! `transforms`.
+//! Computes which part of a picture becomes the output, like torchvision's `transforms`. No I/O.
 
 use feedline_core::order::Draws;
 
@@ -67,7 +66,7 @@ pub(super) struct CropPart {
 }
 
 impl Crop {
-    /// All of `view`, scaled to `output`.
+    /// A crop that scales all of `view` to `output`.
     pub(super) fn of_view(view: Rect, output: Size) -> Self {
         let Size { width, height } = view.size;
         let part = CropPart {
@@ -93,7 +92,7 @@ impl Crop {
         }
     }
 
-    /// The same crop of the picture scaled to 1 / `denominator`.
+    /// The same crop, in the coordinates of the picture scaled to 1 / `denominator`.
     ///
     /// The view is rounded outwards, so a random crop's edges include parts of neighbouring scaled
     /// pixels.
@@ -181,7 +180,7 @@ pub(super) fn center(picture: Size, resize: u32, size: u32) -> Crop {
     }
 }
 
-/// Scales the relatively shorter side to that of `size`, and crops the other.
+/// Scales the picture until it just covers `size`, then crops the side that is too long.
 pub(super) fn cover(picture: Size, size: Size, draws: Option<&mut Draws>) -> Crop {
     let is_wide = u64::from(picture.width) * u64::from(size.height)
         >= u64::from(picture.height) * u64::from(size.width);

@@ -20,12 +20,12 @@
 //! are black (Pillow: the palette's first colour). EXIF orientation is applied to JPEGs on request;
 //! by default it is not, as in torchvision.
 //!
-//! A JPEG is decoded only as far as the crop needs. The pixels in a crop are bit-identical to those
-//! of the whole picture, and so is the row. Resizing is bit-identical to that of Pillow 11.3. Newer
-//! versions do the vertical pass first for some pictures: 12.3 if the height is over 100 times the
-//! width, 13 if the height shrinks by more than twice as many pixels as the width. Values then
-//! differ, mostly by one level. A picture is resized as stored and then turned upright, so its
-//! values may differ by a rounding, and with [`Filter::Nearest`] by one pixel.
+//! A JPEG is decoded only as far as the crop needs. The pixels in a crop are bit-identical to the
+//! same pixels of a full decode, so the row is identical, too. Resizing is bit-identical to that of
+//! Pillow 11.3. Newer versions do the vertical pass first for some pictures: 12.3 if the height is
+//! over 100 times the width, 13 if the height shrinks by more than twice as many pixels as the
+//! width. Values then differ, mostly by one level. A picture is resized as stored and then turned
+//! upright, so its values may differ by a rounding, and with [`Filter::Nearest`] by one pixel.
 //!
 //! # Invariants
 //!
@@ -39,16 +39,16 @@
 //! # Damage
 //!
 //! A damaged picture is an error, never grey pixels, if its format can detect the damage. JPEG has
-//! no checksum. A truncated file is always detected, and so are missing and surplus data of a scan,
-//! but not a surplus scan after those that are complete. Other damage is detected if it
+//! no checksum. A truncated file is always detected, and so are missing and surplus data within a
+//! scan. A surplus scan after complete ones is not detected. Other damage is detected if it
 //! desynchronises the codes.
 //!
 //! Rows below the crop of a JPEG are not decoded. So damage there is found only by a crop that
-//! reaches it, except for truncation. With seek points, damage above and beside the crop is found
-//! as without them if it is newer than the points, which have a checksum of the coded data. In a
-//! picture of one scan, the order and number of all restart markers are checked, but only the
-//! intervals under the crop. In a picture of several scans, markers are checked down to the crop's
-//! last row. A checksum in the dataset covers all bytes, decoded or not.
+//! reaches it, except for truncation. Seek points contain a checksum of the coded data. So damage
+//! above and beside the crop is also found with seek points, if it happened after the points were
+//! made. In a picture of one scan, the order and number of all restart markers are checked, but
+//! only the intervals under the crop. In a picture of several scans, markers are checked down to
+//! the crop's last row. A checksum in the dataset covers all bytes, decoded or not.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![allow(

@@ -1,4 +1,4 @@
-//! Limits for one picture, and its memory within them.
+//! The limits for one picture, and the memory that it gets within these limits.
 
 use super::geometry::Size;
 use super::resize;
@@ -14,14 +14,15 @@ use feedline_jpeg::grow;
 /// × scans`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Pixels of the encoded picture.
+    /// Maximum number of pixels of the encoded picture.
     pub pixels: u64,
     /// Bytes of the encoded picture.
     pub bytes: usize,
-    /// Total heap bytes of one decode; all workers may use as much at once. See
-    /// [`Image`](super::Image) for the sum.
+    /// Maximum heap bytes of one decode. All workers may use as much at the same time. See
+    /// [`Image`](super::Image) for what is counted.
     pub memory: usize,
-    /// Scans of a JPEG with several scans, usually a progressive one. Encoders write about 10.
+    /// Maximum number of scans of a JPEG with several scans (usually a progressive one). Encoders
+    /// write about 10.
     ///
     /// Each scan is a pass over all coefficients, and takes only a hundred bytes in the file.
     pub scans: u32,
@@ -57,7 +58,7 @@ pub(super) struct PictureRoom<'a> {
     pub(super) limits: Limits,
     /// Bytes of the encoded picture.
     pub(super) encoded: usize,
-    /// Heap bytes for resizing a picture of this size.
+    /// Returns the heap bytes for resizing a picture of a given size.
     pub(super) resizing: &'a dyn Fn(Size) -> u64,
     pub(super) pixels: &'a mut Vec<u8>,
     pub(super) resizer: &'a mut Resizer,

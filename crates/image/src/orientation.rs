@@ -12,7 +12,7 @@
 use super::geometry::{Crop, CropPart, Rect, Size};
 use feedline_jpeg::EXIF;
 
-/// Mapping of upright pixel (x, y) to stored pixel (x, y), or (y, x) if `swapped`.
+/// Maps the upright pixel (x, y) to the stored pixel (x, y), or to (y, x) if `swapped`.
 ///
 /// Stored coordinates count from the other end along mirrored axes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Orientation {
         self == Self::default()
     }
 
-    /// The upright size of a stored picture, or the stored size of an upright one.
+    /// Converts the stored size to the upright size, or the upright size to the stored size.
     pub(super) fn size(self, size: Size) -> Size {
         if self.swapped {
             Size::new(size.height, size.width)

@@ -11,7 +11,8 @@ use image::codecs::webp::WebPDecoder;
 use image::{ColorType, ImageDecoder, ImageError};
 use std::io::Cursor;
 
-/// Decodes to RGB at the start of the room's pixels. Of an animation, decodes the first frame.
+/// Decodes to RGB, at the start of the pixel buffer in `room`. Of an animation, decodes the first
+/// frame.
 pub(super) fn decode(format: Format, input: &[u8], room: &mut PictureRoom<'_>) -> Result<Size> {
     let reader = Cursor::new(input);
     let refused = |error| refused(format, error);
@@ -262,7 +263,7 @@ fn read(
         .saturating_mul(scratch_per_pixel(format))
         .saturating_add(SCRATCH);
     let pixels = room.take(size, own, theirs)?;
-    // A BMP may leave out pixels, where those of an earlier picture must not show.
+    // A BMP may leave out pixels. Pixels of an earlier picture must not show through there.
     pixels.fill(0);
     decoder
         .set_limits(allowance(theirs))
@@ -277,8 +278,8 @@ fn read(
 /// Bytes for tables, windows and rows of any of these decoders, and for a PNG's metadata.
 const SCRATCH: u64 = 4 << 20;
 
-/// Bytes per pixel of the decoder's own memory: WebP's planes, transforms and alpha (measured: 6.5
-/// for lossy with alpha).
+/// The decoder's own memory in bytes per pixel. For WebP: planes, transforms and alpha (measured:
+/// 6.5 for lossy with alpha).
 fn scratch_per_pixel(format: Format) -> u64 {
     if format == Format::WebP { 8 } else { 1 }
 }

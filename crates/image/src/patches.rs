@@ -1,4 +1,5 @@
-//! Pictures at their own resolution: square patches, as many as a picture has, up to a budget.
+//! Pictures at their own resolution, cut into square patches. A picture has any number of patches,
+//! up to a budget.
 //!
 //! ```text
 //! picture ──output()──► sides of whole patches ──crop + resize──► pixels ──finish──► patches, in order
@@ -42,7 +43,7 @@ pub(super) struct Patches {
     pub(super) rule: Rule,
 }
 
-/// How the size of the output follows from that of the picture.
+/// How the size of the output is computed from the size of the picture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rule {
     /// The rule of NaFlex, without enlargement.
@@ -62,7 +63,7 @@ const RATIO_MAX: u64 = 200;
 pub(super) struct Tiles {
     pub(super) whole: Size,
     pub(super) tile: Size,
-    /// Side of a block in tiles. The tiles of a block are consecutive.
+    /// Length of a block's side, in tiles. The tiles of a block are consecutive.
     pub(super) block: u32,
 }
 
@@ -106,7 +107,7 @@ impl Patches {
         }
     }
 
-    /// Side of a block in patches.
+    /// Length of a block's side, in patches.
     pub(super) fn block(&self) -> u32 {
         if let Rule::Merge { side, .. } = self.rule {
             side
@@ -122,7 +123,7 @@ impl Patches {
             Rule::Merge { side, least } => (side, self.smart_resize(picture, side, least)),
             Rule::Native | Rule::Enlarge => (1, self.naflex(picture)),
         };
-        // The cast saturates. A size over the budget is cut to it.
+        // The cast saturates. A size over the budget is reduced to the budget.
         let most = self.most / (block * block);
         let width = (width as u32).clamp(1, most);
         let height = (height as u32).clamp(1, most / width);

@@ -113,11 +113,12 @@ pub struct Image {
     pub(super) strict: bool,
     pub(super) scaling: bool,
     pub(super) orient: bool,
-    /// A setting that does not apply to these pictures, and where it applies.
+    /// A setting that was made but does not apply to this kind of output.
     pub(super) misplaced: Option<Misplaced>,
 }
 
-/// A setting that does not apply to this kind of output: its name, and the kind that has it.
+/// A setting that does not apply to this kind of output: its name, and the kind of output to which
+/// it applies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Misplaced {
     pub(super) setting: &'static str,
@@ -252,9 +253,9 @@ impl Image {
         self
     }
 
-    /// Whether a picture with fewer [patches](Self::patches) than the maximum is enlarged to as
-    /// many as fit, at most 100-fold per side, as by SigLIP2 NaFlex; false by default. `build()`
-    /// refuses it for other crops, and together with [`merge`](Self::merge).
+    /// Whether a picture with fewer [patches](Self::patches) than the maximum is enlarged until no
+    /// more patches fit, at most 100-fold per side, as by SigLIP2 NaFlex; false by default.
+    /// `build()` refuses it for other crops, and together with [`merge`](Self::merge).
     #[must_use]
     pub fn enlarge(mut self, enlarge: bool) -> Self {
         match &mut self.op {
@@ -269,9 +270,9 @@ impl Image {
         self
     }
 
-    /// [Patches](Self::patches) for a model that merges `side` × `side` of them. Sizes follow
-    /// `smart_resize` of Qwen2-VL in Hugging Face's transformers, with at least `least` patches, in
-    /// the order of blocks. `build()` refuses it for other crops.
+    /// Makes [patches](Self::patches) for a model that merges blocks of `side` × `side` patches.
+    /// Sizes follow `smart_resize` of Qwen2-VL in Hugging Face's transformers, with at least
+    /// `least` patches, in the order of blocks. `build()` refuses it for other crops.
     ///
     /// Sides are rounded to the nearest whole block. `Image::patches(14, 5120).merge(2, 16)` are
     /// Qwen2-VL's defaults. A picture with a side over 200 times the other is an error of the
@@ -350,9 +351,9 @@ impl Image {
     /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size; false by default.
     ///
     /// The smaller size is used if the crop stays at least as large as the output. Other formats
-    /// ignore this. It saves much of the work other than entropy decoding. Pixels change, because
-    /// blocks are averaged before the filter averages: on photo-like pictures by 0.6 to 1.8 of 255
-    /// in the mean, by at most 26. Before the filter, they are bit-identical to those of
+    /// ignore this. Scaling saves much of the work other than entropy decoding. Pixels change,
+    /// because blocks are averaged before the filter averages: on photo-like pictures by 0.6 to 1.8
+    /// of 255 in the mean, by at most 26. Before the filter, they are bit-identical to those of
     /// libjpeg-turbo at that scale.
     #[must_use]
     pub fn dct_scaling(mut self, scaling: bool) -> Self {

@@ -17,7 +17,8 @@ use feedline_core::tensor::{DType, EncodedField, Encoding, Field};
 use feedline_jpeg as jpeg;
 use feedline_jpeg::{Header, sized};
 
-/// Purpose of this decoder's draws: one for the flip, then those of the crop.
+/// Purpose string of this decoder's random draws: first the draw for the flip, then the draws for
+/// the crop.
 pub(super) const PURPOSE: &str = "feedline image";
 
 impl Decoder for Image {
@@ -224,7 +225,7 @@ struct Coded<'a> {
 pub(super) struct Workspace {
     /// The decoded part of a picture that is not scaled row by row, RGB.
     pub(super) pixels: Vec<u8>,
-    /// The output before its last pass.
+    /// The resized pixels, before the last pass (flip, dtype, layout).
     pub(super) resized: Vec<u8>,
     /// `resized`, turned upright.
     pub(super) upright: Vec<u8>,
@@ -267,7 +268,7 @@ impl Workspace {
             format => {
                 let crop = |size| image.op.crop(size, &mut draws.clone());
                 let resizing = |size| resizing(&crop(size), image);
-                // Less than the limit includes for the tables of other formats.
+                // Keep less than the memory limit counts for the tables of other formats.
                 self.jpeg.release_beyond(1 << 20);
                 let Self {
                     pixels, resizer, ..
@@ -449,8 +450,8 @@ fn target<'a>(row: Option<&'a mut [u8]>, resized: &'a mut Vec<u8>, crop: &Crop) 
     row.unwrap_or_else(|| sized(resized, 3 * crop.window.size.pixels() as usize, 0))
 }
 
-/// Maximum heap bytes for resizing: those of the resizer, and of the largest output before its last
-/// pass, as stored and turned upright. The output buffers are kept from earlier pictures.
+/// Maximum heap bytes for resizing: the resizer's, and two copies of the largest output before its
+/// last pass (as stored, and turned upright). The output buffers are kept from earlier pictures.
 fn resizing(crop: &Crop, image: &Image) -> u64 {
     crop.plan(image.filter).heap_bytes() + 6 * image.op.most_pixels()
 }

@@ -259,7 +259,8 @@ fn both(blocks: [&[i16; 64]; 2], k: usize) -> __m256i {
     _mm256_set_m128i(bytemuck::must_cast(b), bytemuck::must_cast(a))
 }
 
-/// Transforms to `N` samples across and down. `scalar` does the same.
+/// Transforms two blocks to `N` × `N` samples each. `scalar` is the portable kernel with the same
+/// result.
 #[target_feature(enable = "avx2")]
 fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn(Blocks<'_>)) {
     let original = quants;
@@ -268,7 +269,8 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
     for (k, row) in rows.iter_mut().enumerate() {
         *row = _mm256_mullo_epi16(both(coefficients, k), both(quants, k));
     }
-    // A constant column takes another path, whose overflow differs; only damaged pictures overflow.
+    // The scalar code has another path for constant columns, which overflows differently. Only
+    // damaged pictures overflow.
     let large = _mm256_cmpgt_epi16(
         _mm256_abs_epi16(rows[0]),
         _mm256_set1_epi16((1 << (15 - KEPT)) - 1),
@@ -410,7 +412,8 @@ fn store_pixels(colours: [__m256i; 3], out: &mut [u8]) {
             _mm256_extracti128_si256::<1>(words),
         )
     });
-    // The source of each byte in a third of the output; -1 for bytes of another colour.
+    // Shuffle mask for a third of the output: the source index of each byte, or -1 for bytes of
+    // another colour.
     let places = |third: usize, colour: usize| -> __m128i {
         bytemuck::must_cast::<[i8; 16], __m128i>(std::array::from_fn(|k| {
             if (16 * third + k) % 3 == colour {

@@ -4,7 +4,7 @@
 //! So no read needs a check, and [`Bits::overrun`] detects missing data afterwards. The position is
 //! exact at any bit, even with stuffed bytes.
 
-/// A bit of the input.
+/// Position of a bit in the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct BitPlace {
     pub(super) byte: usize,
@@ -12,17 +12,17 @@ pub(super) struct BitPlace {
 }
 
 impl BitPlace {
-    /// Bits of the input before this one.
+    /// Number of input bits before this position.
     pub(super) fn bits(self) -> u64 {
         8 * self.byte as u64 + u64::from(self.bit)
     }
 }
 
-/// Bits that are available after [`Bits::refill`].
+/// Minimum number of bits that are available after [`Bits::refill`].
 pub(super) const FULL: u32 = 56;
 
-/// The number of bytes that encode one data byte 0xFF, escaped by a zero, perhaps after fill bytes;
-/// 0 if the bytes do not start with one.
+/// Number of bytes at the start of `bytes` that encode one data byte 0xFF: perhaps fill bytes, then
+/// 0xFF and the zero that escapes it. 0 if `bytes` starts with anything else.
 fn escaped(bytes: &[u8]) -> usize {
     let ones = bytes.iter().take_while(|byte| **byte == 0xFF).count();
     if ones > 0 && bytes.get(ones) == Some(&0) {
@@ -32,13 +32,13 @@ fn escaped(bytes: &[u8]) -> usize {
     }
 }
 
-/// A reader of bits, the highest of a byte first.
+/// Reads bits, from the highest bit of each byte to the lowest.
 #[derive(Clone)]
 pub(super) struct Bits<'a> {
     input: &'a [u8],
     /// Next byte to load.
     at: usize,
-    /// The next bits, left-aligned. Below the `count` valid ones there may be copies of later bits.
+    /// The next bits, left-aligned. Below the `count` valid bits there may be copies of later bits.
     word: u64,
     count: u32,
     /// Number of zero bytes supplied for missing data.
@@ -124,14 +124,14 @@ impl<'a> Bits<'a> {
         (self.word >> (64 - count)) as usize
     }
 
-    /// Consumes `count` bits, which are available.
+    /// Consumes `count` bits, which must be available.
     #[inline(always)]
     pub(super) fn skip(&mut self, count: u32) {
         self.word <<= count;
         self.count = self.count.wrapping_sub(count);
     }
 
-    /// Consumes the next `count` (0 to 16) bits, which are available.
+    /// Consumes the next `count` (0 to 16) bits, which must be available.
     #[inline(always)]
     pub(super) fn take(&mut self, count: u32) -> u32 {
         // Two shifts, because one shift by 64 overflows.
@@ -140,7 +140,7 @@ impl<'a> Bits<'a> {
         bits
     }
 
-    /// A reader `count` (at most 16) bits earlier.
+    /// A reader whose position is `count` (at most 16) bits earlier.
     #[cold]
     pub(super) fn back(&self, count: u32) -> Self {
         let over = (8 * self.fed).saturating_sub(self.count);
@@ -177,7 +177,7 @@ impl<'a> Bits<'a> {
         self.fed > 0 && self.fed * 8 > self.count
     }
 
-    /// The place of the next bit; near it after an overrun.
+    /// Position of the next bit; only approximate after an overrun.
     pub(super) fn place(&self) -> BitPlace {
         let unread = self.count - 8 * self.fed.min(self.count / 8);
         let mut at = self.at;
@@ -203,7 +203,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// The first marker from here on, after any padding.
+    /// The first marker from the current position on, after any padding.
     pub(super) fn end_marker(&self) -> Option<u8> {
         let rest = &self.input[self.next_byte()..];
         rest.windows(2)
@@ -211,7 +211,8 @@ impl<'a> Bits<'a> {
             .map(|pair| pair[1])
     }
 
-    /// Offset of the first 0xFF from here on that no zero follows: a marker, or fill before one.
+    /// Offset of the first 0xFF from the current position on that is not followed by a zero: a
+    /// marker, or fill before a marker.
     pub(super) fn end(&self) -> Option<usize> {
         let mut at = self.next_byte();
         loop {

@@ -42,7 +42,7 @@ impl Error {
         Self::new(ErrorKind::Damaged, format!("damaged JPEG: {what}"))
     }
 
-    /// The same error, with its place in the picture.
+    /// The same error, with the byte offset in the picture added to the message.
     pub(crate) fn at(mut self, offset: usize) -> Self {
         self.message += &format!(", at byte {offset} of the picture");
         self

@@ -58,16 +58,17 @@ pub struct Header {
     pub(crate) one_scan: bool,
     /// MCUs between two restart markers; 0 without them.
     pub(crate) restart: u32,
-    /// Offset of the picture's height; the width follows it.
+    /// Byte offset of the picture's height field; the width follows it.
     pub(crate) height_at: usize,
     /// Offset of the first entropy-coded byte.
     #[doc(hidden)]
     pub scan: usize,
     /// Start and end of the first EXIF body in an APP1 segment; 0, 0 without one.
     pub(crate) exif: (usize, usize),
-    /// Start and end of the first seek points, after their name; 0, 0 without any.
+    /// Start and end of the first seek points, without the name before them; 0, 0 without any.
     points: (usize, usize),
-    /// Number of bytes outside segments before the first scan, and the offset of the first.
+    /// Number of bytes outside segments before the first scan, and the offset of the first such
+    /// byte.
     pub(crate) stray: (usize, usize),
     /// Offset of the body of a too short Adobe segment; 0 without one.
     pub(crate) short_adobe: usize,
@@ -96,7 +97,8 @@ impl Header {
         let mut at = 2;
         while let Ok(Segment { marker, start, end }) = Segment::next(input, at) {
             match (marker, &input[start..end]) {
-                // 12 bits; the height comes after the scan; no colours.
+                // Unsupported: samples that do not have 8 bits, a height that comes after the scan,
+                // or 2 components.
                 (0xC0..=0xC2, [bits, h1, h0, _, _, components, ..]) => {
                     return *bits != 8 || [*h1, *h0] == [0, 0] || *components == 2;
                 }
@@ -353,7 +355,7 @@ impl Header {
             + end.ok_or_else(|| Error::invalid("JPEG without its end marker: the file is cut"))?)
     }
 
-    /// The header's segments: marker, start of the body, body.
+    /// The segments of the header, each as marker, start of the body, and body.
     pub(super) fn segments<'a>(
         &self,
         input: &'a [u8],
@@ -375,7 +377,7 @@ impl Header {
 /// A segment's marker, and start and end of its body.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Its second byte.
+    /// The second byte of the marker.
     pub marker: u8,
     /// Offset of the body.
     pub start: usize,
@@ -443,7 +445,7 @@ pub(crate) enum Colours {
     Ycck,
 }
 
-/// A component as its scan codes it.
+/// How a scan codes a component.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Component {
     pub(super) factors: Factors,
@@ -508,7 +510,7 @@ impl<'a> Scan<'a> {
         Ok(scan)
     }
 
-    /// The state before any segment: only the standard's Huffman tables.
+    /// The state before any segment is read: only the standard's Huffman tables are set.
     pub(super) fn empty(header: &Header) -> Self {
         Self {
             components: [Component::default(); 4],

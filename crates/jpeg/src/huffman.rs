@@ -9,24 +9,24 @@ use super::bits::{Bits, FULL};
 
 /// Longest code.
 pub(crate) const CODE_MAX: usize = 16;
-/// Bits of the index of a lookup that decodes. A DC table has 8 KiB and an AC table 16 KiB: both
-/// and the block fit the L1 cache.
+/// Width in bits of the index into a lookup table that decodes. A DC table has 8 KiB and an AC
+/// table 16 KiB, so both fit the L1 cache together with the block.
 const DECODE_BITS: u32 = 11;
-/// Bits of the index of a lookup that skips.
+/// Width in bits of the index into the lookup table that skips codes.
 const SKIP_BITS: u32 = 12;
 /// Maximum bits of a value. 8-bit samples need 11 for DC differences and 10 for AC coefficients;
 /// libjpeg-turbo accepts more.
 const VALUE_BITS: u32 = 15;
 
-/// Natural index of each coefficient in the order of the file.
+/// Natural (row by row) index of each coefficient, in the zigzag order of the file.
 pub(super) const ZIGZAG: [u8; 64] = [
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20,
     13, 6, 7, 14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59,
     52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// Natural index of the coefficient before each place. Places beyond the block are errors, and
-/// their index is arbitrary.
+/// For each place in zigzag order, the natural index of the coefficient before it. Places beyond
+/// the block are errors, so their index is arbitrary.
 const PLACES: [u8; 128] = {
     let mut places = [0; 128];
     let mut k = 0;
@@ -129,7 +129,7 @@ impl<'a> HuffmanTable<'a> {
                 rest.len()
             ));
         }
-        // Used code space, in units of the longest code.
+        // Code space in use, counted in codes of the maximum length.
         let used: usize = counts
             .iter()
             .enumerate()
@@ -290,8 +290,8 @@ impl<const RUNS: bool> Values<RUNS> {
         }
     }
 
-    /// Refills, then reads a symbol with its value; at least 25 bits remain available. Returns the
-    /// run and the value, which is 0 for a symbol without one.
+    /// Refills `bits`, then reads a symbol with its value; at least 25 bits remain available.
+    /// Returns the run and the value, which is 0 for a symbol without one.
     #[inline(always)]
     pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<(u32, i32), Fault> {
         bits.refill();
@@ -322,7 +322,7 @@ pub(super) struct Ac {
     any: Canonical,
 }
 
-/// Meaning of the next bits: one coefficient or two, or one and the end of the block.
+/// What the next bits mean: one coefficient, two coefficients, or one and the end of the block.
 ///
 /// | bits 0 to 5 | bit 7 | 8 to 15 | 16 to 23 | 32 to 47 | 48 to 63 | |
 /// |---|---|---|---|---|---|---|
@@ -338,7 +338,7 @@ pub(super) struct Ac {
 #[derive(Clone, Copy)]
 struct CodeEntry(u64);
 
-/// The end of a block, as steps: more than any block has.
+/// Number of steps that stands for the end of a block: more than any block has.
 const END: usize = 128;
 
 impl CodeEntry {
@@ -413,8 +413,8 @@ impl CodeEntry {
     }
 }
 
-/// Several codes: the number of bits that they take, and of places that they advance. The end of
-/// the block counts as [`END`] + 1 places. 0 if not even one code fits.
+/// Several codes to skip: how many bits they take, and by how many places they advance. The end of
+/// the block counts as [`END`] + 1 places. The entry is 0 if not even one code fits the index.
 #[derive(Clone, Copy, Default)]
 struct Skip(u16);
 
@@ -433,9 +433,9 @@ impl Skip {
 impl Skip {
     /// Fills the table with the codes that fit in the bits of each index.
     ///
-    /// A picture with its own tables pays for this. So the entries after a code are copied from
-    /// the entries for the remaining bits, which were computed before. They are the same for each
-    /// value that follows the code.
+    /// This must be fast, because every picture with its own tables needs it. So the entries after
+    /// a code are copied from the entries for the remaining bits, which were computed before and
+    /// are the same for each value that follows the code.
     fn fill(to: &mut [Self; 1 << SKIP_BITS], table: HuffmanTable<'_>) {
         // The entries for indices of `bits` bits start at `1 << bits`.
         let mut all = [Self::default(); 2 << SKIP_BITS];
@@ -491,7 +491,8 @@ impl Symbol {
             .filter_map(|(byte, code, length)| Some((code, length, Self::of(byte)?)))
     }
 
-    /// This symbol, of `bits` bits, and those after it if a block has places for both.
+    /// The entry for this symbol, of `bits` bits, joined with `behind`, the symbols after it, if a
+    /// block has places for all of them.
     fn and(self, bits: u32, behind: Skip) -> Skip {
         let steps = self.steps as usize;
         match behind.steps() {

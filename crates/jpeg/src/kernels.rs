@@ -14,17 +14,18 @@ pub(super) type Blocks<'a> = (
 /// The functions that an instruction set can replace.
 #[derive(Clone, Copy)]
 pub(super) struct JpegKernels {
-    /// Computes the samples of two blocks. The other two kernels compute 4 × 4 and 2 × 2 of them,
-    /// at the start of a block's first rows.
+    /// Computes the 8 × 8 samples of two blocks. `idct4` and `idct2` compute only 4 × 4 and 2 × 2
+    /// samples, and store them at the start of a block's first rows.
     pub(super) idct: fn(Blocks<'_>),
     pub(super) idct4: fn(Blocks<'_>),
     pub(super) idct2: fn(Blocks<'_>),
-    /// Doubles the width of a row. `input` has one sample before and one after those that `out` is
-    /// made from.
+    /// Doubles the width of a row. `input` has one extra sample at each end.
     pub(super) h2v1: fn(input: &[u8], out: &mut [u8]),
-    /// The same from two rows, with weights 3 and 1.
+    /// Doubles the width of a row interpolated between two rows, with weights 3 (`near`) and 1
+    /// (`far`).
     pub(super) h2v2: fn(near: &[u8], far: &[u8], out: &mut [u8]),
-    /// Interpolates a row between two, with weights 3 and 1; `bias` is 1 or 2.
+    /// Interpolates a row between two rows, with weights 3 (`near`) and 1 (`far`); the rounding
+    /// term `bias` is 1 or 2.
     pub(super) h1v2: fn(near: &[u8], far: &[u8], bias: u8, out: &mut [u8]),
     /// Converts luma and both chroma to RGB: three rows of one length to one of three times that
     /// length.
@@ -88,10 +89,11 @@ pub(super) mod fixed {
     pub(crate) const F_1_848: i32 = 15137;
     pub(crate) const F_2_173: i32 = 17799;
     pub(crate) const F_3_625: i32 = 29692;
-    /// Fraction bits of these constants; fraction bits that the first pass keeps.
+    /// Fraction bits of the constants above, and fraction bits that the first pass keeps in its
+    /// results.
     pub(crate) const BITS: u32 = 13;
     pub(crate) const KEPT: u32 = 2;
-    /// Shifts of the two passes.
+    /// How many low bits each of the two passes drops.
     pub(crate) const FIRST: u32 = BITS - KEPT;
     pub(crate) const SECOND: u32 = BITS + KEPT + 3;
 }
@@ -173,7 +175,7 @@ fn transform(
     }
 }
 
-/// The sample of a block at an eighth of its size.
+/// The only sample of a block that is decoded at an eighth of its size.
 #[inline]
 pub(super) fn mean(dc: i16, quant: u16) -> u8 {
     let product = i32::from(dc) * i32::from(quant as i16);

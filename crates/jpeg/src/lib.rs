@@ -23,10 +23,10 @@
 //! # Seek points
 //!
 //! A picture may carry seek points, about 1 % of its bytes: in a segment that other decoders skip
-//! ([`Decoder::embed`]), or stored separately ([`Decoder::seek_points`]). With them, decoding of a
-//! row of the crop begins near the crop's left edge. A checksum of the coded data guards them:
-//! pixels never depend on points, and with wrong ones the picture is decoded without them. Pictures
-//! with restart markers, damaged pictures and those of several scans have none.
+//! ([`Decoder::embed`]), or stored separately ([`Decoder::seek_points`]). With seek points,
+//! decoding of each row of the crop begins near the crop's left edge. A checksum of the coded data
+//! guards them: pixels never depend on points, and with wrong ones the picture is decoded without
+//! them. Pictures with restart markers, damaged pictures and those of several scans have none.
 //!
 //! # Use
 //!
@@ -127,8 +127,8 @@ use walk::{Tables, Walk};
 
 /// Receives a region's pixels row by row, so that it can use each row while it is in the cache.
 pub trait RowSink {
-    /// The buffer for row `y` of the region, RGB. Rows are requested in order, and again from row 0
-    /// on if seek points fail.
+    /// The buffer for row `y` of the region, RGB. Rows are requested in order. If seek points turn
+    /// out to be wrong, all rows are requested again from row 0 on.
     fn row(&mut self, y: u32) -> &mut [u8];
 }
 
@@ -184,7 +184,7 @@ pub enum Embedded {
 pub enum WithoutPoints {
     /// The bytes do not start with a JPEG's marker.
     NotJpeg,
-    /// A kind that is not decoded: lossless, hierarchical or arithmetic coding, 12 bits, 2
+    /// A kind of JPEG that is not decoded: lossless, hierarchical or arithmetic coding, 12 bits, 2
     /// components, no height.
     Unsupported,
     /// Progressive, or sequential with components in separate scans.

@@ -33,9 +33,9 @@ pub(super) enum Up {
 pub(super) struct Plane {
     pub(super) up: Up,
     pub(super) factors: Factors,
-    /// Samples of a block, across and down: 8, 4, 2 or 1.
+    /// Number of samples that a block is decoded to, across and down: 8, 4, 2 or 1.
     pub(super) block: u32,
-    /// Size of the component without padding.
+    /// Size of the component in samples, without padding.
     pub(super) width: u32,
     pub(super) height: u32,
     /// Blocks that are needed.
@@ -107,7 +107,7 @@ impl RegionLayout {
         &self.planes[..self.count]
     }
 
-    /// End of the rows of pixels whose samples are complete after a row of MCUs.
+    /// First row of pixels that cannot be written yet after row `row` of MCUs was decoded.
     pub(super) fn ready(&self, row: u32) -> u32 {
         let end = self.region.top + self.region.height;
         self.planes()

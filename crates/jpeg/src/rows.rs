@@ -15,7 +15,7 @@ use super::region::{Plane, RegionLayout, Up};
 /// Bytes before the first column and after the last: more than a kernel reads ahead.
 const MARGIN: usize = 64;
 
-/// Pixels of a kernel's step.
+/// Number of pixels that a kernel computes in one step.
 const STEP: usize = 16;
 
 /// The rows of each component.
@@ -41,7 +41,7 @@ impl RowRing {
         (row as usize % self.count) * self.stride + MARGIN
     }
 
-    /// The samples of a row from `column` on, which may be one less than the first.
+    /// The samples of a row from `column` on. `column` may be one less than the first column.
     fn row(&self, row: u32, column: isize) -> &[u8] {
         let start = self.start_of(row);
         let from = (start as isize + column - self.first as isize) as usize;
@@ -80,7 +80,7 @@ impl PixelRows {
         rings + self.full.iter().map(Vec::capacity).sum::<usize>()
     }
 
-    /// Stores the samples of a block of `size` rows and columns: the first ones of `samples`.
+    /// Stores the samples of a block of `size` rows and columns, taken from the start of `samples`.
     #[inline(always)]
     pub(super) fn store(
         &mut self,
@@ -207,7 +207,7 @@ pub fn sized<T: Clone>(list: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
     list
 }
 
-/// The product of an inverted ink and inverted black, as fractions of 255.
+/// The product of an inverted ink and inverted black, both in units of 1/255.
 fn product(ink: u8, black: u8) -> u8 {
     let product = u32::from(ink) * u32::from(black) + 128;
     ((product + (product >> 8)) >> 8) as u8

@@ -93,9 +93,9 @@ struct PlaneRow {
 #[derive(Clone, Copy)]
 struct BlockRow {
     component: usize,
-    /// Samples of a block's side.
+    /// Number of samples per side of a block.
     size: u32,
-    /// Number of the row in the component, and among the rows of its MCUs.
+    /// Index of the row in the component, and its index within the row of MCUs.
     y: u32,
     below: u32,
 }
@@ -267,7 +267,8 @@ impl PlaneRow {
     }
 }
 
-/// Reads the DC coefficients of a whole picture; `None` if it is complete.
+/// Reads the DC coefficients of a whole picture for smoothing; `None` if the picture is complete
+/// and needs none.
 pub(super) fn survey(
     picture: Input<'_>,
     script: &Script<'_>,
@@ -379,9 +380,9 @@ struct ScanReader<'a> {
     strict: bool,
     bits: Bits<'a>,
     predictors: [i32; 4],
-    /// Remaining blocks of an end-of-band run, which have no code of their own.
+    /// Number of blocks still to come in an end-of-band run. They have no codes of their own.
     ended: u32,
-    /// The next MCU; the end of its restart interval; the number of MCUs.
+    /// Index of the next MCU, end of its restart interval, and total number of MCUs.
     mcu: u32,
     stop: u32,
     total: u32,
@@ -467,7 +468,8 @@ impl<'a> ScanReader<'a> {
                         return ac.table.skip(bits);
                     };
                     block[0] = *predictor as i16;
-                    // Not an exact mask of the nonzero coefficients, but no scan refines these.
+                    // This is not an exact mask of the nonzero coefficients, which is enough
+                    // because no scan refines them.
                     *filled |= if ac.table.read(bits, block)? > 1 {
                         2
                     } else {
@@ -612,7 +614,7 @@ impl<'a> ScanReader<'a> {
         Ok(())
     }
 
-    /// Begins an MCU. Returns `false` if it must be left as it is.
+    /// Begins an MCU. Returns `false` if the MCU has no valid data and must not be read.
     #[inline(always)]
     fn begin(&mut self) -> Result<bool> {
         if self.mcu == self.stop {
@@ -625,7 +627,8 @@ impl<'a> ScanReader<'a> {
     #[inline(always)]
     fn settle(&mut self, done: Result<(), Fault>) -> Result<()> {
         match done {
-            // The zeros supplied after the data may look like valid codes.
+            // Check for an overrun, too: the zeros supplied after the data may look like valid
+            // codes.
             Ok(()) if !self.bits.overrun() => Ok(()),
             Ok(()) => self.fault(Fault::End),
             Err(fault) => self.fault(fault),
@@ -692,8 +695,8 @@ impl<'a> ScanReader<'a> {
     }
 
     /// Where the coded data continue, and whether a restart interval begins there. As in
-    /// libjpeg-turbo, this skips markers of the two intervals before, waits at those of the next
-    /// two, and accepts any others.
+    /// libjpeg-turbo, this skips restart markers that belong to the two intervals before, stops in
+    /// front of markers of the next two intervals, and accepts all other markers.
     fn find_restart(&self, number: u8) -> (usize, bool) {
         let start = self.bits.end().unwrap_or(self.input.len());
         let end = self.scan.data.end;
@@ -750,9 +753,9 @@ fn zero(bits: &mut Bits<'_>) -> i32 {
     0
 }
 
-/// Reads the first bits of AC coefficients (G.1.2.2). Takes the remaining blocks of an end-of-band
-/// run, and returns those after this block. If not `STRICT`, damage has the same result as in
-/// libjpeg-turbo.
+/// Reads the first bits of AC coefficients (G.1.2.2). `ended` is the number of blocks left in an
+/// end-of-band run; returns the number left after this block. If not `STRICT`, damage has the same
+/// result as in libjpeg-turbo.
 #[inline(always)]
 fn ac_first<const STRICT: bool>(
     table: &Band,
@@ -801,8 +804,8 @@ fn ac_first<const STRICT: bool>(
     Ok(0)
 }
 
-/// Reads one more bit of AC coefficients (G.1.2.3). Takes the remaining blocks of an end-of-band
-/// run, and returns those after this block.
+/// Reads one more bit of AC coefficients (G.1.2.3). `ended` is the number of blocks left in an
+/// end-of-band run; returns the number left after this block.
 #[inline(always)]
 fn ac_refine<const STRICT: bool>(
     table: &Band,
@@ -835,7 +838,8 @@ fn ac_refine<const STRICT: bool>(
             *bits = bits.back(31 - value.unsigned_abs().leading_zeros());
             value = value.signum();
         }
-        // A run counts only zeros: this is the place of the zero after `run` others.
+        // A run counts only coefficients that are still zero. The new coefficient replaces the zero
+        // after `run` other zeros.
         let mut zeros = !old & (u64::MAX << next);
         for _ in 0..run {
             zeros &= zeros.wrapping_sub(1);

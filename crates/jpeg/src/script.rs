@@ -11,10 +11,10 @@ use super::walk::KeptTable;
 use crate::error::{Error, ErrorKind, Result};
 use std::ops::Range;
 
-/// Largest shift of a coefficient that libjpeg-turbo accepts.
+/// Largest number of low bits that a scan may leave to later scans, as in libjpeg-turbo.
 const SHIFT_MAX: u8 = 13;
 
-/// Heap bytes of tables, with their symbols.
+/// Heap bytes of one table, including its symbols.
 pub(super) const DC_BYTES: usize = size_of::<KeptTable<Dc>>() + 256;
 pub(super) const AC_BYTES: usize = size_of::<KeptTable<Ac>>() + 256;
 pub(super) const BAND_BYTES: usize = size_of::<KeptTable<Band>>() + 256;
@@ -26,7 +26,8 @@ pub(super) struct Script<'a> {
     /// Quantisation table of each component, in natural order.
     pub(super) quants: [[u16; 64]; 4],
     pub(super) scans: Vec<OneScan<'a>>,
-    /// The missing bits of an incomplete picture, if its missing coefficients are estimated.
+    /// How many bits each coefficient of an incomplete picture lacks, if missing coefficients are
+    /// estimated.
     pub(super) lacks: Option<Estimated>,
 }
 
@@ -75,8 +76,8 @@ impl Coding {
 type Lacks = [[u8; 64]; 4];
 pub(super) const UNSEEN: u8 = u8::MAX;
 
-/// The same for the first 10 coefficients: in the picture, and in the part that its last scan does
-/// not reach.
+/// How many low bits each of the first 10 coefficients lacks: in the picture, and in the part of it
+/// that the last scan does not reach.
 pub(super) type Estimated = [[[u8; 10]; 4]; 2];
 
 impl<'a> Script<'a> {
@@ -218,7 +219,7 @@ impl<'a> Script<'a> {
                 .iter()
                 .map(|factors| u64::from(factors.h) * u64::from(factors.v))
                 .sum::<u64>();
-        // All DC coefficients of an incomplete picture.
+        // Smoothing keeps all DC coefficients of an incomplete picture, 2 bytes each.
         let smoothing = if self.lacks.is_some() { 2 * all } else { 0 };
         blocks * (128 + 8) + scans as u64 + smoothing
     }
@@ -389,8 +390,8 @@ impl OneScan<'_> {
     }
 }
 
-/// Offset of the first marker from `at` on that is not a restart marker. If the picture is not
-/// strict, bytes that are no defined marker are damage, and the data continue.
+/// Offset of the first marker from `at` on that is not a restart marker. If decoding is not strict,
+/// an undefined marker counts as damage within the data, which continue after it.
 fn end_of_data(picture: Input<'_>, at: usize) -> usize {
     let data = &picture.bytes[at..];
     at + memchr::memchr_iter(0xFF, data)

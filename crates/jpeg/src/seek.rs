@@ -32,7 +32,7 @@
 use super::bits::BitPlace;
 use super::header::{Header, SEEK, SEEK_MARKER, Segment};
 
-/// Bytes of a picture for each byte of its points.
+/// Minimum bytes of coded data per byte of seek points.
 const SHARE: usize = 100;
 
 /// Maximum bytes of points in a segment, whose length field counts itself.
@@ -46,13 +46,13 @@ pub(super) struct Point {
     pub(super) predictors: [i32; 4],
 }
 
-/// Points of a picture, first to last.
+/// Reads the points of a picture from first to last.
 pub(super) struct Points<'a> {
     rest: &'a [u8],
-    /// MCUs from point to point.
+    /// Number of MCUs between two points.
     pub(super) step: u32,
     components: usize,
-    /// MCUs of the picture, and the end of its coded data.
+    /// Number of MCUs of the picture, and the byte offset at which its coded data end.
     total: u32,
     end: usize,
     /// The next point, if any.
@@ -182,7 +182,7 @@ impl SeekWriter {
     }
 }
 
-/// MCUs from point to point, so that the points take at most about `most` bytes.
+/// Number of MCUs between two points, chosen so that all points take at most about `most` bytes.
 pub(super) fn step(input: &[u8], header: &Header, most: usize) -> u32 {
     // A point takes about 2 bytes, and 3 for every two components.
     let point = 2 + usize::from(header.components) * 3 / 2;
@@ -207,7 +207,7 @@ pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]
     )
 }
 
-/// The state before the first point.
+/// The point at the start of the scan, from which the first stored point counts.
 fn start(header: &Header) -> Point {
     Point {
         place: BitPlace {

@@ -51,8 +51,8 @@ const BOTH: Weights = [
     [1, 0, 0, 0, -1],
 ];
 const MIXED: Weights = [[0; 5], [0, 1, -3, 1, 0], [0; 5], [0, -1, 3, -1, 0], [0; 5]];
-/// For a component without any AC coefficient: place in the order of the file, weights, and whether
-/// they are transposed.
+/// What to estimate for a component without any AC coefficient: the coefficient's place in the
+/// order of the file, the weights, and whether the weights are transposed.
 const DC_ALONE: [(usize, &Weights, bool); 10] = [
     (0, &DC, false),
     (1, &FIRST, false),
@@ -75,7 +75,7 @@ const BOTH_OF_SOME: Weights = [
     [1, -10, 0, 10, -1],
     [0, 1, 0, -1, 0],
 ];
-/// The same for a component that has some AC coefficients.
+/// What to estimate for a component that has some AC coefficients.
 const SOME_AC: [(usize, &Weights, bool); 5] = [
     (1, &FIRST_OF_SOME, false),
     (2, &FIRST_OF_SOME, true),
@@ -147,7 +147,7 @@ impl Smoothing {
     }
 
     /// Adds estimates to a row of a component's blocks, the first of which is in column `x`.
-    /// Returns whether there were any.
+    /// Returns whether it added any.
     pub(super) fn estimate(
         &self,
         component: usize,
@@ -226,7 +226,7 @@ impl Plane {
     }
 }
 
-/// `sum` / 256 in units of `quant`, rounded. Its size is less than the lowest known bit.
+/// `sum` / 256 in units of `quant`, rounded. Limited to values below the lowest bit that is known.
 fn estimate(sum: i64, quant: u16, lacks: u8) -> i16 {
     let quant = i64::from(quant);
     let size = ((quant << 7) + sum.abs()) / (quant << 8);

@@ -16,7 +16,7 @@ pub(super) struct Tables {
     ac: [Option<Box<KeptTable<Ac>>>; 4],
 }
 
-/// A table for decoding, and the table that it was made from.
+/// A lookup table, and the Huffman table from which it was made.
 pub(super) struct KeptTable<T> {
     counts: [u8; 16],
     symbols: Vec<u8>,
@@ -63,7 +63,7 @@ impl Tables {
     }
 }
 
-/// A block of an MCU: its component, and its place in the MCU.
+/// A block of an MCU: the block's component, and its position in the MCU.
 #[derive(Clone, Copy, Default)]
 struct Block {
     component: usize,
@@ -90,7 +90,8 @@ pub(super) struct Walk<'a> {
     codings: [Coding<'a>; 4],
     bits: Bits<'a>,
     predictors: [i32; 4],
-    /// The next MCU; the end of its restart interval, or the next seek point; the number of MCUs.
+    /// Index of the next MCU, index at which its restart interval ends or the next seek point is,
+    /// and total number of MCUs.
     mcu: u32,
     stop: u32,
     total: u32,
@@ -98,7 +99,8 @@ pub(super) struct Walk<'a> {
     /// markers.
     starts: &'a [usize],
     points: Option<Points<'a>>,
-    /// Whether the last use of a point was a jump: the next point must then agree.
+    /// Whether the walk has jumped to a seek point and not yet confirmed it by reaching the next
+    /// one.
     unproven: bool,
     strict: bool,
     /// Whether the rest of the interval is damaged.
@@ -112,7 +114,7 @@ struct Pending<'a> {
     targets: [(usize, u32, u32); 2],
     quants: [&'a [u16; 64]; 2],
     count: usize,
-    /// Samples of each block, across and down.
+    /// Number of samples of each block, across and down.
     size: u32,
 }
 
@@ -298,7 +300,7 @@ impl<'a> Walk<'a> {
         else {
             return;
         };
-        // A point at the next MCU tells nothing new.
+        // A point at the current MCU saves nothing.
         if point.mcu > self.mcu {
             self.unproven = true;
             self.mcu = point.mcu;
@@ -413,7 +415,7 @@ impl<'a> Walk<'a> {
         Err(Error::damaged(what).at(self.bits.place().byte))
     }
 
-    /// Skips an MCU.
+    /// Skips the next MCU without decoding its samples.
     fn pass(&mut self) -> Result<(), Fault> {
         // A copy stays in registers.
         let mut bits = self.bits.clone();

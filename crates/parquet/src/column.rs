@@ -81,7 +81,7 @@ pub(super) struct Segment {
 
 #[derive(Debug)]
 pub(super) enum SegmentBytes {
-    /// Values in the chunk's piece, read in place.
+    /// Values in the stored bytes of the chunk, read in place.
     Piece(Bytes),
     /// Values in the column's arena.
     Arena(Range<usize>),
@@ -98,7 +98,7 @@ impl Segment {
 
 fn unread(error: ParquetError) -> Error {
     match error {
-        // An error of this crate that came through the page reader.
+        // This crate's page reader returned the error through the parquet crate.
         ParquetError::External(source) => match source.downcast::<Error>() {
             Ok(error) => *error,
             Err(source) => Error::decode("the column cannot be read").with_source(source),
@@ -146,7 +146,7 @@ impl Column<'_> {
         (self.rows.end - self.rows.start) as usize
     }
 
-    /// Decodes the chunk's rows to dense values (times `list` for lists of that length).
+    /// Decodes the chunk's rows to dense values: `list` values per row.
     pub(super) fn dense(
         &self,
         list: usize,
@@ -199,7 +199,7 @@ impl Column<'_> {
         }])
     }
 
-    /// The values in place, if every page is plain and no value is missing.
+    /// Returns the values without decoding, if every page is plain and no value is missing.
     fn plain(&self, scratch: &mut Scratch, arena: usize) -> Result<Option<Vec<Segment>>> {
         let width = self.width();
         let compressed = self.place.compression != Compression::UNCOMPRESSED;
@@ -327,8 +327,8 @@ impl Column<'_> {
         result
     }
 
-    /// Refuses a dictionary with more values than its bytes can hold: the reader allocates by the
-    /// number of values.
+    /// Refuses a dictionary with more values than its bytes can hold, because the reader allocates
+    /// memory for the stated number of values.
     fn check_dictionary(&self, page: &Page<'_>) -> Result<()> {
         let least = match self.descr.physical_type() {
             Type::BYTE_ARRAY => 4,
@@ -513,7 +513,7 @@ impl Column<'_> {
                 match read.def.get(level) {
                     Some(def) if *def == max_def => (there, value) = (true, value + 1),
                     None => (there, value) = (true, value + 1),
-                    // The element exists, but it or its selected part is null.
+                    // The list has an element, but the element or its selected part is null.
                     Some(def) if max_rep > 0 && *def >= element => {
                         let row = self.rows.start + number as u64;
                         return Err(Error::decode(format!(
@@ -713,8 +713,8 @@ impl Column<'_> {
     }
 }
 
-/// Splits an unpacked page of version 1, whose levels have a length, into definition levels and
-/// values.
+/// Splits an unpacked page of version 1 into definition levels and values. A length precedes the
+/// levels.
 pub(super) fn levels_v1<'p>(header: &Header, page: &'p [u8]) -> Option<(&'p [u8], &'p [u8])> {
     let (len, rest) = (header.def_encoding == RLE)
         .then(|| page.split_first_chunk::<4>())

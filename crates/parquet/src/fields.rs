@@ -120,8 +120,8 @@ impl SchemaPlan {
     }
 }
 
-/// A value's dtype, its bytes in the file, and the bytes to keep. A fixed-size byte array is a
-/// vector of bytes.
+/// The dtype of a column's values, the stored bytes per value, and how many of these bytes are
+/// kept. A fixed-size byte array is a vector of bytes.
 fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
     Some(match (&leaf.arrow, leaf.descr.physical_type()) {
         (DataType::Boolean, Type::BOOLEAN) => (DType::Bool, 1, 1),

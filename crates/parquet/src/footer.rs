@@ -57,7 +57,7 @@ impl Leaf {
         }
     }
 
-    /// Describes all properties in which the values of two files may differ.
+    /// Text for errors: every property in which the values of two files may differ.
     pub(super) fn words(&self) -> String {
         let stored = self.descr.physical_type();
         let len = self.descr.type_length();
@@ -198,7 +198,7 @@ impl Footer {
             Some(bytes) => Ok(Blob::memory(Bytes::from_owner(bytes.clone()))),
             None => {
                 let blob = Blob::open(&self.path)?;
-                // The footer does not describe another version of the file.
+                // If the file has changed, the footer does not describe it.
                 if blob.look()?.same_bytes(&self.version) {
                     return Ok(blob);
                 }
@@ -358,8 +358,8 @@ fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaDa
     }
 }
 
-/// Bytes of the one read for all columns' offset indexes: from the first index to the end of the
-/// last.
+/// Bytes that one read of all columns' offset indexes takes: from the start of the first index to
+/// the end of the last.
 fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
     let places = meta
         .row_groups()

@@ -40,7 +40,7 @@ impl Cut<'_> {
         self.group.column(self.columns[index])
     }
 
-    /// Place of the whole column `index`.
+    /// Location of column `index` in the row group: all of its pages.
     fn whole(&self, index: usize) -> Result<ValuePlace> {
         let meta = self.column(index);
         let rows = self.rows()?;
@@ -128,8 +128,8 @@ impl Cut<'_> {
         Ok(place)
     }
 
-    /// Bytes of the dictionary's header that the footer does not count, as with parquet-mr before
-    /// 1.2.9.
+    /// Bytes of the dictionary's page header, if the writer did not count them in the footer, like
+    /// parquet-mr before 1.2.9.
     fn uncounted_header(&self, start: u64, len: u64) -> u64 {
         let writer = self
             .footer
@@ -377,7 +377,7 @@ impl Parquet {
     }
 }
 
-/// Bytes of the byte arrays in these pages, if the index has them.
+/// Total bytes of the byte arrays in these pages, if the offset index contains them.
 fn payload_of(pages: &[DataPage]) -> Option<u64> {
     pages
         .iter()
@@ -429,8 +429,8 @@ fn value_bytes(meta: &ColumnChunkMetaData) -> u64 {
     bytes as u64
 }
 
-/// Heap for a column that goes through the column reader: an unpacked page twice, dictionary,
-/// values, levels.
+/// Heap for a column decoded by the column reader: two copies of an unpacked page, the dictionary,
+/// the values and the levels.
 fn reader_bytes(meta: &ColumnChunkMetaData, place: &ValuePlace, rows: u64) -> u64 {
     if is_plain(meta) {
         return if place.compression == Compression::UNCOMPRESSED {

@@ -58,8 +58,8 @@ fn each(
     }
 }
 
-/// The same for lists of `elements` values that are narrowed. This case is rare, so values are
-/// copied one at a time.
+/// Like [`interleave`], for lists of `elements` values that are narrowed. This case is rare, so
+/// values are copied one at a time.
 pub(super) fn narrow(
     columns: &[&[u8]],
     width: usize,

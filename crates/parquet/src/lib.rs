@@ -1,5 +1,5 @@
-//! Parquet shards: a chunk is a row group or a run of its rows; columns become rows of a batch
-//! without an object per row.
+//! Parquet shards: each chunk is a row group or a run of rows from one; columns become rows of a
+//! batch without an object per row.
 //!
 //! ```text
 //! footer ──open──► chunks { file, row group, rows, where each chosen column lies }      (parquet crate, once)
@@ -141,7 +141,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// The chunk with these columns only.
+    /// A copy of the chunk's description with these columns only.
     fn of(&self, columns: Range<usize>) -> Self {
         Self {
             rows: self.rows.clone(),
@@ -440,7 +440,7 @@ impl Parquet {
     }
 }
 
-/// Rows that get columns side by side, from byte `at` of each row on.
+/// Output rows, in which columns are written side by side from byte `at` of each row on.
 struct Interleaved<'o> {
     rows: &'o mut [u8],
     row_bytes: usize,
@@ -632,7 +632,7 @@ impl Framed for Parquet {
             name: String::new(),
             ..*self
         };
-        // Each thread holds the open rows of a chunk.
+        // Each thread holds the opened rows of one chunk in memory, so use few threads.
         let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| {
             let rows = Plain::new(&alone).chunk(chunk)?;
             Ok((0..rows.rows())

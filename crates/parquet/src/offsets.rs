@@ -54,7 +54,7 @@ pub(super) struct Claim<'a> {
     pub(super) rows: u64,
 }
 
-/// The result, or the reason why the index is not used.
+/// A result, or the reason why the index is not used.
 pub(super) type Checked<T> = std::result::Result<T, String>;
 
 /// Compares the indexes of all chosen columns of a row group with the pages.
@@ -188,7 +188,7 @@ fn header(blob: &Blob, offset: u64, len: u64) -> Result<Checked<(Header, u64)>> 
     }
 }
 
-/// Unpacked bytes of the dictionary page that fills these bytes.
+/// Unpacked size of the dictionary page, which must fill the `len` bytes from `offset`.
 fn dictionary(blob: &Blob, offset: u64, len: u64) -> Result<Checked<u64>> {
     Ok(header(blob, offset, len)?.and_then(|(header, bytes)| {
         let fills = header.kind == PageKind::Dictionary && bytes + header.compressed as u64 == len;
@@ -258,7 +258,7 @@ fn levels(header: &Header, bytes: &[u8], compression: Compression) -> Option<Vec
     Some(levels)
 }
 
-/// At least the first `need` unpacked bytes; `None` if these packed bytes yield fewer.
+/// Unpacks at least the first `need` bytes; `None` if `bytes` yield fewer.
 fn front(header: &Header, bytes: &[u8], compression: Compression, need: usize) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     match compression {
@@ -302,7 +302,7 @@ fn snappy(bytes: &[u8], need: usize, out: &mut Vec<u8>) -> Option<()> {
     while out.len() < need {
         let (tag, rest) = bytes.split_first()?;
         let high = usize::from(tag >> 2);
-        // Bytes after the tag: a length or an offset.
+        // Number of bytes after the tag, which hold a length or an offset.
         let extra = match tag & 3 {
             0 => high.saturating_sub(59),
             1 => 1,

@@ -413,8 +413,8 @@ fn column_metadata(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Resul
     })
 }
 
-/// The footer without these fields. A field's number is stored relative to the field before, so the
-/// next field's step grows.
+/// The footer without these fields. A field's number is stored relative to the field before, so
+/// removing a field increases the number stored with the next field.
 fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
     if foreign.is_empty() {
         return Ok(None);
@@ -454,7 +454,7 @@ fn schema(
     kind: u8,
     annotated: &mut Vec<Annotated>,
 ) -> Result<()> {
-    // Children left in each open group.
+    // Number of children still to come in each open group.
     let mut open: Vec<usize> = Vec::new();
     let mut leaf: usize = 0;
     for element in 0..len {
@@ -541,7 +541,7 @@ pub(super) struct Pages {
     at: usize,
     /// Offset of `bytes` in the file, for errors.
     base: u64,
-    /// Unpacked bytes that the footer still allows.
+    /// How many more unpacked bytes the footer allows for the remaining pages.
     room: usize,
 }
 

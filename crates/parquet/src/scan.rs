@@ -37,8 +37,8 @@ fn header(blob: &Blob, offset: u64, len: u64, buffer: &mut Vec<u8>) -> Option<(H
     }
 }
 
-/// Length of the dictionary's header, if the pages from `offset` on end exactly that many bytes
-/// after `len`.
+/// Length of the dictionary's header, if the pages from `offset` on take exactly that many bytes
+/// more than `len`.
 pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
     let mut buffer = Vec::new();
     let (dictionary, uncounted) = header(blob, offset, len, &mut buffer)?;
@@ -52,7 +52,7 @@ pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64
     (dictionary.kind == PageKind::Dictionary && end - len == uncounted).then_some(uncounted)
 }
 
-/// Unpacked bytes of all pages in these bytes, with their headers.
+/// Total unpacked size of all pages in the `len` bytes from `offset`, including page headers.
 pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
     let mut buffer = Vec::new();
     let mut end = 0;

@@ -143,7 +143,7 @@ impl Unpacked {
         Ok(self.dictionary.as_ref().map(|page| page.buffer().clone()))
     }
 
-    /// The part that contains the next page.
+    /// The one of the two parts that contains the next page.
     fn part(&mut self) -> &mut Pages {
         let [first, second] = &mut self.parts;
         if first.is_empty() { second } else { first }

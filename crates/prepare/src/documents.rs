@@ -56,9 +56,10 @@ impl fmt::Display for Written {
 }
 
 /// Writes the documents in the field `field` of a dataset as Megatron's `prefix.bin` and
-/// `prefix.idx`, which [`Megatron`](feedline_formats::Megatron) and other programs read. `watch` gets
-/// the number of documents so far. Tokens of `u32` and `u64`, which Megatron lacks, are written as
-/// `i32` and `i64`. [`stoppable`](feedline_core::dataset::stoppable) makes the call stoppable.
+/// `prefix.idx`, which [`Megatron`](feedline_formats::Megatron) and other programs read. `watch` is
+/// called with the number of documents written so far. Tokens of `u32` and `u64`, which Megatron
+/// lacks, are written as `i32` and `i64`. [`stoppable`](feedline_core::dataset::stoppable) makes
+/// the call stoppable.
 ///
 /// The files appear only when they are complete, the index last.
 ///
@@ -120,8 +121,8 @@ pub fn documents(
     })
 }
 
-/// Megatron's code of a dtype, the dtype in its files, and whether the highest bit of a token must
-/// be 0 to fit that dtype.
+/// For a dtype: Megatron's code, the dtype that is written to the files, and whether a token's
+/// highest bit must be 0 to fit.
 fn code_of(dtype: DType) -> Result<(u8, DType, bool)> {
     Ok(match dtype {
         DType::U8 => (1, DType::U8, false),
@@ -152,8 +153,8 @@ fn is_free(path: &Path) -> Result<()> {
     }
 }
 
-/// Checks that all documents fit Megatron's files. Errors: the place of the first document that
-/// does not, and the reason.
+/// Checks that all documents fit Megatron's files. Errors: the index in `lens` of the first
+/// document that does not fit, and the reason.
 fn check(bytes: &[u8], lens: &[u32], size: usize, is_narrow: bool) -> Result<(), (usize, String)> {
     let mut rest = bytes;
     for (place, len) in lens.iter().enumerate() {

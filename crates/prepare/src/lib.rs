@@ -10,11 +10,11 @@
 //! killed. [`Shards::plan`], [`Plan::run`] and [`Plan::finish`] are its steps, for many processes
 //! and machines.
 //!
-//! Each sequential JPEG gets *seek points*, in a segment that every decoder skips: places in its
-//! coded data from which a random crop is decoded, instead of from the start of the picture. They
-//! add about 1 % to its bytes; all other bytes stay the same. For each picture without seek points,
-//! the manifest gives the reason. A damaged sequential JPEG is an error, or is listed and left out;
-//! other pictures are copied unread.
+//! Each sequential JPEG gets *seek points*, in a segment that every decoder skips: places in the
+//! coded data at which a decoder can start. A random crop is decoded from the nearest place, not
+//! from the start of the picture. Seek points add about 1 % to a picture's bytes; all other bytes
+//! stay the same. For each picture without seek points, the manifest gives the reason. A damaged
+//! sequential JPEG is an error, or is listed and left out; other pictures are copied unread.
 //!
 //! [`documents()`] writes documents of tokens, of any dataset, as Megatron's files. The rest of
 //! this page is about pictures.

@@ -1,4 +1,4 @@
-//! Output files: lines of lists, and errors that name the file.
+//! Output files: commits them, appends lines to lists, and makes errors that name the file.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::storage::publish::{Folder, Pending, remove};
@@ -40,7 +40,8 @@ pub(super) fn ledger_line(source: &str, error: &Error) -> String {
     )
 }
 
-/// Gives the file its name, and syncs both. Replaces a file of this name.
+/// Gives the file its name, and syncs both the bytes and the name. Replaces an existing file of
+/// this name.
 pub(super) fn commit(pending: Pending) -> Result<()> {
     let target = pending.target.clone();
     pending
@@ -57,7 +58,7 @@ pub(super) fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
-/// The error for output that could not be written.
+/// Makes the error for output that could not be written.
 pub(super) fn failed(source: io::Error, path: &Path) -> Error {
     let message = match source.kind() {
         io::ErrorKind::StorageFull => {

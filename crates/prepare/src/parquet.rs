@@ -42,7 +42,8 @@ impl Writer {
         let properties = WriterProperties::builder()
             .set_compression(Compression::UNCOMPRESSED)
             .set_dictionary_enabled(false)
-            // The smallest and largest JPEG have no meaning. The offset index is written anyway.
+            // Minimum and maximum of JPEG bytes are useless as statistics. The offset index is
+            // written anyway.
             .set_statistics_enabled(EnabledStatistics::None)
             .set_data_page_size_limit(PAGE_BYTES)
             // The writer checks the page limit after this many rows, and a few pictures fill a
@@ -102,7 +103,7 @@ impl Writer {
         written.map_err(|error| failed(error, &self.target))
     }
 
-    /// Writes the rest and the footer. The file has no name yet.
+    /// Writes the remaining rows and the footer. The returned file does not have its name yet.
     pub(super) fn finish(mut self) -> Result<Pending> {
         self.flush()?;
         self.writer

@@ -1,4 +1,4 @@
-//! One view of the ranks of a job: the ranks that hold a step up, the cost, and the cause. Pure.
+//! Compares the ranks of a job: which ranks delay the steps, by how much, and why. No I/O.
 //!
 //! ```text
 //! the ranks of a synchronous step wait for the last one:
@@ -8,32 +8,32 @@
 //!
 //! The waits of the last steps are compared step by step, so that hiccups of all ranks in turn are
 //! not attributed to one. Ranks count as late if they cost at least [`COSTS`] of a step and are
-//! last in more steps than by chance. More than half of the ranks count as late if each of them
-//! alone waits longer than all of the others in more steps than by chance. All ranks count as late
-//! if each waits for at least [`ALL_WAIT`] of a step.
+//! last in more steps than chance explains. More than half of the ranks count as late if each of
+//! them alone waits longer than all of the others in more steps than chance explains. All ranks
+//! count as late if each waits for at least [`ALL_WAIT`] of a step.
 //!
-//! The cause is the stage whose time for a batch exceeds that on the other ranks by the most. So a
-//! slow decoder is named as such even if few slots keep the workers from being busy all the time:
-//! the other ranks have as few slots.
+//! The cause is the stage whose time for a batch exceeds the other ranks' time by the most. So a
+//! slow decoder is named even if a lack of slots keeps its workers from being busy all the time,
+//! because the other ranks have the same number of slots.
 //!
-//! If no waits show a late rank, the time for which a CPU quota kept the process off its cores may:
-//! such a rank is late with its own part of the step. Other programs take cores from all ranks in
-//! turn, so their means prove nothing.
+//! If no waits show a late rank, the time for which a CPU quota kept a process off its cores may
+//! show it. Such a rank is late with its own part of the step. Other programs take cores from all
+//! ranks in turn, so their means prove nothing.
 //!
 //! # Limits
 //!
-//! - A rank whose own part of the step is longer has waits like those of the others, which wait for
-//!   it within the step: the time between two batches is the same on all ranks. So a stopped
-//!   process, a thread that holds an interpreter's lock, another program on the core, or more work
-//!   are seen only with `Loader::arrive`.
+//! - If a rank's own part of the step is longer, the other ranks wait for it within the step. The
+//!   time between two batches is then the same on all ranks, and so are the waits for batches. So a
+//!   stopped process, a thread that holds an interpreter's lock, another program on the core, or
+//!   more work are seen only with `Loader::arrive`.
 //! - The five longest steps of the window count as pauses, such as a checkpoint. A rank that is
-//!   stopped now and then is seen once it was stopped in more steps than that.
-//! - The cost of a quota is an estimate: the time that it keeps threads off a core. Others may not
-//!   wait for that time, and it may occur in several threads of a step one after the other.
+//!   stopped now and then is seen only after it was stopped in more than five steps.
+//! - The cost of a quota is an estimate: the time that it keeps threads off a core. Other threads
+//!   may not wait for this time, and several threads of a step may lose it one after the other.
 //! - On a GPU the host's waits are not waits of the stream. There, means of the stream's waits in
 //!   the whole run are compared, without a test of chance. Means are also compared for ranks of
 //!   different steps (epoch and batch), which share fewer than [`STEPS_LEAST`].
-//! - Causes are those of each rank's whole run.
+//! - A rank's cause is computed from its whole run, not only from the compared steps.
 
 #[cfg(test)]
 mod tests_by_model;
@@ -55,27 +55,28 @@ pub struct RankReport {
     pub rank: u32,
     /// Ranks of the job.
     pub world: u32,
-    /// Name of its machine.
+    /// Name of the rank's machine.
     pub host: String,
     /// Batches handed out.
     pub batches: u64,
     /// Samples per second.
     pub items_per_s: f64,
-    /// Time from batch to batch, the mean of the last ones without pauses, in nanoseconds.
+    /// Mean time between two batches in nanoseconds, over the last batches, without pauses.
     pub step_ns: f64,
     /// Share of the time without a ready batch.
     pub starved_share: f64,
-    /// The limit of its loader.
+    /// What limits the rank's loader.
     pub cause: Option<Cause>,
-    /// The limit if no others took its cores.
+    /// What would limit the loader if nothing else took its cores.
     pub stage: Option<Cause>,
     /// Samples handed out.
     pub samples: u64,
-    /// Rows with a substitute.
+    /// Rows in which another sample replaces a bad one.
     pub bad_samples: u64,
-    /// Time per batch in which its consumer was ready but had no core, in nanoseconds.
+    /// Time per batch in which the rank's consumer was ready to run but had no core, in
+    /// nanoseconds.
     pub without_core_ns: f64,
-    /// CPU time of its decode workers for each batch, in nanoseconds.
+    /// CPU time of the rank's decode workers per batch, in nanoseconds.
     pub decode_cpu_ns: f64,
     /// What takes this rank's cores, if it takes a large share.
     pub cores_taken_by: Option<Cause>,
@@ -99,11 +100,11 @@ pub struct RankReport {
     pub own_us: Vec<u32>,
 }
 
-/// Waits of a [`RankReport`].
+/// Maximum number of waits in a [`RankReport`].
 const WAITS: usize = 256;
 /// Ranks with fewer common steps are compared by their means.
 const STEPS_LEAST: usize = 16;
-/// Ranks that are last in fewer steps of the testing half may be so by chance.
+/// Ranks that are last in fewer steps of the half used for testing may be last by chance.
 const LAST_LEAST: f64 = 3.0;
 /// The number of steps whose longest waits may be pauses.
 const PAUSES: usize = 5;
@@ -115,7 +116,7 @@ const ROWS_MOST: usize = 64;
 const RUNS: usize = 64;
 /// Ranks that cost less than this share of a step are not reported.
 const COSTS: f64 = 0.03;
-/// The same, for ranks that lacked cores but had their batches.
+/// Like [`COSTS`], for ranks that lacked cores but did not wait for batches.
 const LACKS_CORES: f64 = 0.1;
 /// If all ranks wait for this share of a step, all are late.
 const ALL_WAIT: f64 = 0.05;
@@ -123,9 +124,10 @@ const ALL_WAIT: f64 = 0.05;
 const EXPLAINS: f64 = 0.2;
 /// A stage that works for this share of the step limits the rank, or nearly so.
 const FULL: f64 = 0.8;
-/// Another rank with this share of the slow ranks' work for a batch counts as equally slow.
+/// A rank whose work for a batch is at least this share of the slow ranks' work counts as equally
+/// slow.
 const AS_SLOW: f64 = 0.9;
-/// Standard deviations above chance.
+/// By how many standard deviations a count must exceed the count expected by chance.
 const BEYOND_CHANCE: f64 = 4.0;
 
 impl RankReport {
@@ -256,7 +258,7 @@ impl RankReport {
     }
 }
 
-/// The mean time between the last batches of an iterator without pauses, in nanoseconds.
+/// The mean time between the last batches of an iterator in nanoseconds, without pauses.
 fn mean_step(timeline: &Timeline) -> Option<f64> {
     let last = timeline
         .batches
@@ -298,7 +300,8 @@ fn work(loads: &Loads, snapshot: &Snapshot) -> Vec<(Cause, f64)> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Across {
-    /// The ranks that reported, in their order. The cause of late ones is relative to the others.
+    /// The ranks that reported, in the order of their numbers. The cause of a late rank is relative
+    /// to the other ranks.
     pub ranks: Vec<RankReport>,
     /// Ranks without a report.
     pub missing: Vec<u32>,
@@ -337,7 +340,8 @@ pub struct Late {
     pub ranks: Vec<u32>,
     /// Whether these are few, most or all of the ranks.
     pub how_many: HowMany,
-    /// Their machine, if they are all of its ranks and there are other ranks.
+    /// The machine of these ranks, if they are all of its ranks, and other machines have ranks,
+    /// too.
     pub host: Option<String>,
     /// The time in nanoseconds by which a step would be shorter if these ranks were like the
     /// others; for all ranks, if they had no waits.
@@ -355,7 +359,8 @@ pub struct Late {
 }
 
 impl Across {
-    /// The view of these reports. Of several reports with the same rank, the last one counts.
+    /// Compares the ranks of these reports. Of several reports with the same rank, the last one
+    /// counts.
     pub fn of(reports: impl IntoIterator<Item = RankReport>) -> Self {
         let by_rank: BTreeMap<u32, RankReport> = reports
             .into_iter()
@@ -417,7 +422,8 @@ fn is_comparable(ranks: &[RankReport]) -> bool {
         })
 }
 
-/// The common steps of all ranks, in nanoseconds, by step and by place of the rank.
+/// The steps that all ranks have in common. Times are in nanoseconds, indexed by step and by the
+/// rank's position in the list.
 struct Steps {
     /// Waits for the batch of the step. If too few steps are common: one step of means.
     waits: Vec<Vec<f64>>,
@@ -511,7 +517,7 @@ fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     steps
 }
 
-/// The mean time of the rank at this place.
+/// The mean time of the rank at position `place`.
 fn mean(steps: &[Vec<f64>], place: usize) -> f64 {
     steps.iter().map(|times| times[place]).sum::<f64>() / steps.len().max(1) as f64
 }
@@ -523,7 +529,7 @@ fn mean_longest(steps: &[Vec<f64>]) -> f64 {
     longest.sum::<f64>() / steps.len().max(1) as f64
 }
 
-/// Late ranks by their places, without a cause.
+/// Late ranks by their positions in the list, before the cause is known.
 struct Found {
     places: Vec<usize>,
     cost_ns: f64,
@@ -557,7 +563,7 @@ fn find(ranks: &[RankReport], steps: &Steps) -> Option<Found> {
     }
 }
 
-/// The first one, unless the second costs more than `times` times as much.
+/// Returns `first`, unless `second` costs more than `times` times as much.
 fn larger(first: Option<Found>, second: Option<Found>, times: f64) -> Option<Found> {
     let cost = |found: &Option<Found>| found.as_ref().map_or(0.0, |found| found.cost_ns);
     if cost(&second) > times * cost(&first) {
@@ -634,7 +640,7 @@ fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
     let is_late = |count: &usize| {
         let (theirs, others) = order.split_at(*count);
         let cost_ns = costs[count - 1];
-        // Times that differ by less are no evidence.
+        // Smaller differences between times are no evidence.
         let least_ns = (0.01 * step_ns).max(0.5 * cost_ns);
         let last = match 2 * count <= ranks {
             true => is_last(theirs, others, &tests, least_ns),
@@ -688,7 +694,8 @@ fn is_last(theirs: &[usize], others: &[usize], steps: &[&Vec<f64>], least_ns: f6
     last >= LAST_LEAST && last > by_chance.min(0.9 * waited)
 }
 
-/// The mean cost per step of the first one, two … ranks of this order, up to all but one.
+/// The mean cost per step of the first rank in `order`, of the first two, and so on, up to all but
+/// one.
 fn costs(order: &[usize], steps: &[&Vec<f64>]) -> Vec<f64> {
     let mut sets = vec![0.0; order.len().saturating_sub(1)];
     let mut others = vec![0.0; order.len() + 1];
@@ -786,7 +793,7 @@ impl Found {
         late.is_some_and(|late| beyond(late) > 2.0 * beyond(&steps.waits))
     }
 
-    /// Adds their causes, and stores these in the reports as well.
+    /// Adds the cause of each late rank, and stores it in the rank's report, too.
     fn explained(self, ranks: &mut [RankReport], steps: &Steps) -> Late {
         let (late, others): (Vec<usize>, Vec<usize>) =
             (0..ranks.len()).partition(|place| self.places.contains(place));
@@ -930,7 +937,8 @@ impl fmt::Display for Across {
 }
 
 impl Across {
-    /// The sentence if no rank is late, with what it does not show.
+    /// Writes the sentence for the case that no rank is late, including what the comparison cannot
+    /// show.
     fn none_late(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.compared {
             let least =

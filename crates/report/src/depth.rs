@@ -1,4 +1,5 @@
-//! Whether more reads in flight would raise storage's throughput, by the latencies of reads. Pure.
+//! Decides from the latencies of reads whether more reads in flight would raise storage's
+//! throughput. No I/O.
 //!
 //! ```text
 //! Little's law: reads in flight = rate × latency
@@ -21,7 +22,7 @@
 use crate::meter::StorageStage;
 use feedline_base::meter::Latency;
 
-/// The gain of more reads in flight.
+/// What more reads in flight would gain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Headroom {
     /// Reads took hardly longer than the fastest.
@@ -29,13 +30,13 @@ pub(super) enum Headroom {
     /// Half of the reads took at least `times` times as long as the fastest: they waited in the
     /// device.
     Limit { times: f64 },
-    /// The latencies do not show it.
+    /// The latencies do not show whether the depth or the device is the limit.
     Unknown,
 }
 
 /// Reads that took this many times as long as the fastest waited for others.
 const QUEUED: f64 = 2.5;
-/// Reads that took at most this many times as long hardly waited.
+/// Reads that took at most this many times as long as the fastest hardly waited.
 const BESIDE: f64 = 2.0;
 /// Latencies vary on their own when the median is more than this many times the first decile.
 const VARY: f64 = 3.0;
@@ -46,7 +47,7 @@ const SLOW_NS: f64 = 100e6;
 const READS_LEAST: u64 = 4;
 
 impl Headroom {
-    /// Valid if the depth was filled.
+    /// The result is valid only if the depth was filled.
     pub(super) fn of(storage: &StorageStage) -> Self {
         let latency = &storage.latency;
         let depth = u64::from(storage.depth.max(1));
@@ -86,8 +87,7 @@ pub(super) fn network_share(storage: &StorageStage) -> f64 {
     }
 }
 
-/// Requests to stores that waited for their turn, per request in flight, from which on the store or
-/// its link counts as full.
+/// A store or its link counts as full from this number of waiting requests per request in flight.
 const TURNS: f64 = 0.1;
 
 /// Whether object stores and their links are at their limit of concurrent requests: more reads

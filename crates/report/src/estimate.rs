@@ -39,7 +39,7 @@ pub struct Estimate {
     pub strength: Strength,
     /// The caller's step, in nanoseconds.
     pub step_ns: f64,
-    /// Time of a batch of the loader alone, in nanoseconds.
+    /// Time that the loader alone, without a step, takes per batch, in nanoseconds.
     pub loader_ns: f64,
     /// The stages with work, at the rate of the loader alone.
     pub stages: Vec<StageLoad>,
@@ -51,7 +51,7 @@ pub struct Estimate {
     pub probed_ns: u64,
     /// Share of the probe's bytes that were read from neither a device nor the network.
     pub from_memory_share: Option<f64>,
-    /// An epoch of this rank.
+    /// The cost of an epoch of this rank.
     pub epoch: EpochCost,
     /// The rate with the same step once everything is cached: in memory, or objects on a local
     /// disk.
@@ -61,8 +61,8 @@ pub struct Estimate {
     /// The number of decode workers from which on storage is the limit. A lower bound if the probe
     /// did not saturate storage.
     pub workers_until_storage: Option<f64>,
-    /// The number of ranks like this one from which on the storage of the probe is the limit. A
-    /// lower bound as well.
+    /// The number of ranks like this one from which on the probe's storage is the limit. Like
+    /// `workers_until_storage`, it may be a lower bound.
     pub ranks_until_storage: Option<f64>,
 }
 
@@ -135,7 +135,7 @@ impl Estimate {
             .as_ref()
             .map_or(0, |network| network.requests);
         let from_memory_share = from_memory_share.filter(|_| requests == 0);
-        // A few reads among bytes from memory show nothing about storage.
+        // If most bytes came from memory, the few reads show nothing about storage.
         let is_seen = requests > 0 || from_memory_share.is_some_and(|share| share < MOSTLY);
         let limit = ceiling(&alone.stages, PipelineStage::Storage).filter(|_| is_seen);
         let change = Change {

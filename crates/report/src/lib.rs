@@ -1,5 +1,5 @@
-//! Judgement of a snapshot: the limiting stage, advice, predictions; and exports for other
-//! programs.
+//! Evaluates a snapshot: finds the limiting stage, gives advice, and makes predictions. Also
+//! exports snapshots to other programs.
 //!
 //! ```text
 //! Snapshot ──► load      each stage's share of its time ──► verdict   the limit, evidence, advice
@@ -9,9 +9,9 @@
 //! Timeline ──► trace       the last batches and the work of each thread, for ui.perfetto.dev
 //! ```
 //!
-//! Numbers in, numbers and words out; pure except for `spans`. The module imports `meter` and
-//! `error`, and no loader or reader. For all numbers (zero, out of order, beyond all bounds) and
-//! all names, exports are well-formed and nothing panics.
+//! The module turns numbers into numbers and text, without I/O except in `spans`. The module
+//! imports `meter` and `error`, and no loader or reader. Exports are well-formed and nothing panics
+//! for any numbers (zero, out of order, out of range) and any names.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![allow(
@@ -40,7 +40,7 @@ pub use trace::trace;
 pub use verdict::{Advice, Evidence, Measure, Remedy, Strength, Unit, Value, Verdict};
 pub use whatif::{Change, Prediction, WhatIf};
 
-/// The loader that the numbers belong to: labels of metrics, names in a trace.
+/// Identifies the loader of the numbers: used as labels of metrics and as names in a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names<'a> {
     /// A name for the loader, such as `train`; any text.
@@ -50,7 +50,7 @@ pub struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// The loader called `loader` of rank `rank`.
+    /// Names for the loader `loader` of rank `rank`.
     pub fn new(loader: &'a str, rank: u32) -> Self {
         Self { loader, rank }
     }

@@ -1,4 +1,5 @@
-//! The load of each stage, from a snapshot: the input of the verdict and the what-if model. Pure.
+//! Computes the load of each stage from a snapshot, as input of the verdict and the what-if model.
+//! No I/O.
 //!
 //! ```text
 //! load of a stage = time that its work took ÷ (its servers × steady time)
@@ -25,26 +26,26 @@
 //! stages use the middle of both bounds.
 //!
 //! Threads that are ready and get no core count as busy or as waiting, whichever they were. So the
-//! loads do not distinguish a slow stage from a stage without a core; the kernel's run delay of
+//! loads do not distinguish a slow stage from a stage without a core, but the kernel's run delay of
 //! each thread does. The CPU time of the process then shows what takes the cores: the process
 //! itself, or other programs or ranks. If only the loader's own threads fill the cores, cores are
 //! not lacking: that stage is the cause.
 //!
-//! In short epochs many samples are prepared before the first batch is handed out. The stages' work
-//! in the steady time is then that of fewer samples than the consumer's, and their loads are scaled
-//! up to the consumer's.
+//! In short epochs many samples are prepared before the first batch is handed out. In the steady
+//! time the stages then work on fewer samples than the consumer gets, so their loads are scaled up
+//! to the consumer's number of samples.
 
 use super::depth::{Headroom, network_share};
 use crate::meter::{Cpu, DecodeStage, PipelineStage, Snapshot, StorageStage};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The limit of a loader: a [stage](PipelineStage), or something else.
+/// What limits a loader: a [stage](PipelineStage), or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Cause {
-    /// Not starved: the consumer's own work takes the time.
+    /// The consumer is not starved: its own work takes the time.
     NotStarved,
     /// The consumer's own work, although it waits now and then: no stage is slower than the
     /// consumer.
@@ -59,11 +60,11 @@ pub enum Cause {
     Copy,
     /// The planner's thread: it chooses samples, finds their extents and submits reads.
     Order,
-    /// No stage is saturated: there are too few slots (or bytes, or batches on the device) for all
-    /// to work at once.
+    /// No stage is saturated, because too few slots (or bytes, or batches on the device) keep the
+    /// stages from working at the same time.
     MemoryBudget,
-    /// No stage is saturated, and there is room: the hand-over from thread to thread takes the
-    /// time.
+    /// No stage is saturated, and slots are not lacking: handing over batches from thread to thread
+    /// takes the time.
     HandOver,
     /// Reads of bytes in the page cache or in another file system in memory: copies by the reader's
     /// threads.
@@ -93,7 +94,7 @@ impl From<PipelineStage> for Cause {
 }
 
 impl Cause {
-    /// The stage, if the cause is one.
+    /// The stage, if the cause is a stage.
     pub(super) fn stage(self) -> Option<PipelineStage> {
         PipelineStage::UPSTREAM
             .into_iter()
@@ -121,8 +122,8 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The load of one stage: as measured, or as predicted for a change. Stages without work are not
-/// listed.
+/// The load of one stage, as measured or as predicted for a change. Reports omit stages without
+/// work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageLoad {
@@ -130,10 +131,10 @@ pub struct StageLoad {
     pub stage: PipelineStage,
     /// Share of the time in which the stage works: 0 … 1.
     pub utilisation: f64,
-    /// Nanoseconds of the whole stage per batch: with all its workers, or all reads that were in
+    /// Nanoseconds that the whole stage takes per batch, with all its workers or all reads in
     /// flight.
     pub demand_ns_per_batch: f64,
-    /// Samples per second of the stage without any wait.
+    /// Samples per second that the stage would reach if it never waited.
     pub ceiling_items_per_s: f64,
     /// Whether the ceiling is a lower bound.
     pub at_least: bool,
@@ -169,15 +170,15 @@ pub(super) struct Loads {
     /// Cores that the process may use, including a fraction from its quota; infinite when it is not
     /// known.
     pub(super) cores: f64,
-    /// Time in which the loader's threads were ready but had no core, one after the other, as a
-    /// share of the steady time.
+    /// Time in which the loader's threads were ready but had no core, as a share of the steady
+    /// time. Threads that waited one after the other add up.
     pub(super) lost: f64,
-    /// The cause that takes the cores, if that time is long.
+    /// What takes the cores, if `lost` is large.
     pub(super) taken: Option<Cause>,
-    /// Whether the bytes that were read were in memory.
+    /// Whether the bytes that readers delivered came from memory.
     pub(super) from_memory: bool,
-    /// Shares of the steady time: the planner had no slot; rows had no room; a full slot had no
-    /// room on the device.
+    /// Shares of the steady time in which the planner had no slot, and in which rows had no room or
+    /// a full slot had no room on the device.
     pub(super) no_slot: f64,
     pub(super) no_room: f64,
     pub(super) no_buffer: f64,
@@ -269,8 +270,8 @@ impl Loads {
         })
     }
 
-    /// The highest load, at least 1. It is above 1 if samples had been prepared before the first
-    /// batch and a stage could not keep up with the rate.
+    /// The highest load of any stage, at least 1. It is above 1 if samples had been prepared before
+    /// the first batch and a stage could not keep up with the rate.
     pub(super) fn over(&self) -> f64 {
         PipelineStage::UPSTREAM
             .into_iter()
@@ -278,8 +279,8 @@ impl Loads {
             .fold(1.0, f64::max)
     }
 
-    /// The sustainable rate in samples per second: without samples that were ready before the first
-    /// batch.
+    /// The sustainable rate in samples per second, which does not count on samples that were ready
+    /// before the first batch.
     pub(super) fn sustained(&self) -> f64 {
         self.items_per_s / self.over()
     }
@@ -357,15 +358,16 @@ impl Loads {
     }
 }
 
-/// Below this share of samples prepared in the steady time, most were ready before the first batch.
+/// If less than this share of the samples was prepared in the steady time, most samples were ready
+/// before the first batch.
 pub(super) const PREPARED_LEAST: f64 = 0.5;
-/// Reads count as filling the depth from this share of it on.
+/// Reads count as filling the depth if at least this share of it is in flight.
 pub(super) const FILLED: f64 = 0.9;
 
 /// A consumer with less own work than this for each batch only measures the loader.
 const STEP_LEAST_NS: f64 = 0.5e6;
-/// A lack of cores is the cause from this share of the time on. Others are its cause if they took
-/// this share of the cores.
+/// A lack of cores counts as the limit from this share of the time on. Other programs count as the
+/// reason for it if they took this share of the cores.
 pub(super) const LOST: f64 = 0.15;
 /// A process fills the cores by itself from this share of them on. Used only if the time of others
 /// is not known.
@@ -416,7 +418,7 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
     let loaders = cpu.loaders_ns as f64;
     let others = match cpu.others_ns {
         Some(others) => others as f64 >= (LOST * capacity).max(process - loaders),
-        // In that case nobody else can have taken the rest.
+        // If the process itself used most of the cores, other programs cannot have taken them.
         None => process < ALL_CORES * capacity,
     };
     match others {
@@ -473,7 +475,7 @@ fn on_cpu(decode: &DecodeStage) -> (f64, f64) {
                 },
             )
         }
-        // Without the delay all missing time counts as delay.
+        // If the kernel reports no run delay, all busy time without CPU counts as run delay.
         (Some(cpu), None) => (ratio(cpu as f64, busy).min(1.0), 1.0),
         _ => (1.0, 1.0),
     }

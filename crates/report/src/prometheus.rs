@@ -1,4 +1,4 @@
-//! A snapshot as Prometheus' text, format 0.0.4.
+//! Writes snapshots in Prometheus' text format 0.0.4.
 //!
 //! ```text
 //! # HELP feedline_starved_seconds_total The consumer waited …
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Most metrics are counters since the loader was built, so `rate()` turns them into shares and
-//! means: `rate()` of a `_seconds_total` is the mean number at any time, for instance of full slots
-//! with `feedline_slot_seconds_total{state="full"}`. Seconds are exact to the nanosecond.
-//! Histograms map the meters' 3 % wide buckets into wide ones by their middles, so a bound is off
-//! by 2 % at most.
+//! means. `rate()` of a `_seconds_total` is a mean number, for instance the mean number of full
+//! slots for `feedline_slot_seconds_total{state="full"}`. Seconds are exact to the nanosecond.
+//! Histograms merge the meters' buckets, which are 3 % wide, into wider buckets by their midpoints,
+//! so a bound is off by at most 2 %.
 
 use super::Names;
 use crate::meter::{Slots, Snapshot};

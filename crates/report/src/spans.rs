@@ -9,8 +9,8 @@
 //! event no NVTX ranges                WARN    the tool that the environment names cannot be used; once in a process
 //! ```
 //!
-//! Few on purpose: one span and at most one event per batch, none per sample, none on the threads
-//! that read and decode. All have the target `feedline`.
+//! To stay cheap, there are one span and at most one event per batch, none per sample, and none on
+//! the threads that read and decode. All have the target `feedline`.
 
 use feedline_base::error::Error;
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub fn consumer_hangs(waited: Duration) {
     warn!(target: "feedline", waited_s, "the consumer's streams do not end their work");
 }
 
-/// The tool that the environment names gets no NVTX ranges.
+/// The tool that the environment names cannot be used, so it gets no NVTX ranges.
 pub fn unheard(why: &str) {
     warn!(target: "feedline", "no NVTX ranges: {why}");
 }

@@ -15,8 +15,8 @@
 //! batches, and the last 1024 spans of each thread, so the tracks can begin at different times.
 //! Times are microseconds with three decimals: exact to the nanosecond.
 //!
-//! Records may contradict themselves. A phase then ends no earlier than it begins, slices of a
-//! track are disjoint or nested, and all times end before [`FAR`].
+//! Even if records contradict themselves, a phase ends no earlier than it begins, slices of a track
+//! are disjoint or nested, and all times end before [`FAR`].
 
 use super::Names;
 use crate::meter::{BatchRecord, Gauges, Snapshot, Span, Timeline, Work};
@@ -279,8 +279,8 @@ fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
         .collect()
 }
 
-/// The consumer's stretches of time in order (name, start, end, batch), none of them empty: each
-/// wait for a batch, and before it the time since the previous batch.
+/// The consumer's periods in order (name, start, end, batch), none of them empty: each wait for a
+/// batch, and before it the time since the previous batch.
 fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecord)> {
     let mut records: Vec<&BatchRecord> =
         batches.iter().filter(|record| record.got_ns > 0).collect();

@@ -19,8 +19,8 @@
 //! - Storage's ceiling is a lower bound if reads did not fill the depth; a prediction bound by it
 //!   says "at least".
 //! - Each worker is assumed to be as fast when there are more workers. Memory bandwidth, caches and
-//!   hyper-threads end that at some point, and cores that the consumer's own threads need are not
-//!   known.
+//!   hyper-threads limit this at some point, and it is not known how many cores the consumer's own
+//!   threads need.
 //! - More workers than rows in the slots, or than cores, are of no use and are not counted.
 //! - A prediction for other slots is an extrapolation, to be taken as a direction.
 //! - No measurement shows how much the consumer's own work varies; a saturated stage hides it.
@@ -92,10 +92,11 @@ pub struct WhatIf {
     slots: f64,
     /// Maximum number of reads in flight.
     depth: f64,
-    /// Rows of a batch that workers can decode at once: the last, longer ones occupy the slot after
-    /// the others are done.
+    /// Mean number of a batch's rows that workers can decode in parallel. It is lower than the
+    /// batch size, because a few long rows occupy the slot after the others are done.
     rows: f64,
-    /// Additional share of the workers' time for copying the bytes that are now read.
+    /// Share of the workers' time that copying would add for the bytes that are now read from
+    /// storage.
     caching: f64,
     /// Share of the reads that object stores served.
     network: f64,
@@ -105,13 +106,13 @@ pub struct WhatIf {
 const SERIAL_LEAST: f64 = 0.15;
 /// Assumed speed of a worker's copies from the page cache, in bytes per nanosecond.
 const CACHE_SPEED: f64 = 4.0;
-/// Up to this many slots the ends of batches cost time.
+/// With at most this many slots, workers idle at the end of each batch.
 const FEW_SLOTS: f64 = 2.0;
 /// Workers compete for cores when they get less than this share of the CPU time they would use.
 pub(super) const COMPETES: f64 = 0.85;
 
 impl WhatIf {
-    /// A prediction below this multiple of the present rate is no reason to change anything.
+    /// A predicted rate below this multiple of the present rate does not justify a change.
     pub const GAIN: f64 = 1.05;
 
     /// `None` when no batch or no time was measured.
@@ -213,7 +214,7 @@ impl WhatIf {
         for load in &mut stages {
             load.utilisation = ratio(items_per_s, load.ceiling_items_per_s).min(1.0);
         }
-        // Also when storage merely slows down the limiting stage.
+        // The bound also applies if storage merely slows down the limiting stage.
         let storage = loads
             .iter()
             .find(|(stage, _)| *stage == PipelineStage::Storage)
@@ -242,7 +243,7 @@ impl WhatIf {
         }
     }
 
-    /// The effect of a change on the loader without a consumer's work.
+    /// The effect of a change on the loader alone, without the consumer's work.
     pub(super) fn alone(&self, change: &Change) -> Prediction {
         self.with(&Change {
             consumer_factor: Some(1e6),
@@ -277,7 +278,7 @@ impl WhatIf {
 
     /// Workers that can work at once.
     fn parallel(&self, workers: f64, slots: f64) -> f64 {
-        // At least as many as work now.
+        // Count at least as many as work now.
         workers
             .max(1.0)
             .min((slots.max(1.0) * self.rows).max(self.loads.working))
@@ -468,7 +469,7 @@ fn evenness(latency: &Latency) -> f64 {
     }
 }
 
-/// Below this share of its ceiling a stage does not limit.
+/// A stage that works at less than this share of its ceiling is not the limit.
 const SERIAL: f64 = 0.8;
 
 fn finite(value: f64) -> f64 {

@@ -41,7 +41,7 @@ pub(super) fn bytes(count: f64) -> String {
     }
 }
 
-/// The words after a number that is a lower bound.
+/// The text to append to a number that is a lower bound.
 pub(super) fn or_more(at_least: bool) -> &'static str {
     if at_least { " or more" } else { "" }
 }

@@ -1,4 +1,4 @@
-//! CUDA as a backend: a GPU, and a loader's lane on it.
+//! Implements the backend for CUDA: a GPU, and a loader's lane on it.
 
 use super::buffer::BatchMemory;
 use super::copy::Copier;
@@ -79,7 +79,7 @@ impl Backend for Gpu {
     }
 }
 
-/// One loader's part of a GPU during `build`.
+/// What one loader holds on a GPU while `build` runs.
 pub struct Lane {
     gpu: Arc<Gpu>,
     direct: Option<Arc<DirectReader>>,
@@ -89,7 +89,7 @@ pub struct Lane {
 
 impl Lane {
     /// Opens the direct route and runs the trial read. Returns the actual route of the bytes, or
-    /// why it is not used.
+    /// the reason why direct reads are not used.
     pub fn open_direct(&mut self, trial: DirectTrial) -> Result<String, String> {
         let (direct, how) = DirectReader::open(&self.gpu, trial)?;
         self.direct = Some(Arc::new(direct));
@@ -102,7 +102,8 @@ impl Lane {
         self.direct = None;
     }
 
-    /// Reserves the memory of `count` batches of `bytes` bytes, if direct reads need it registered.
+    /// Reserves the memory of `count` batches of `bytes` bytes each, if direct reads are in use and
+    /// need it registered.
     pub fn reserve(&mut self, count: usize, bytes: usize) -> Result<(), Unreserved> {
         let Some(direct) = &self.direct else {
             return Ok(());

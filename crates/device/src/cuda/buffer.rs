@@ -1,4 +1,4 @@
-//! Device memory of one batch: its users, and its return to the copier.
+//! Device memory of one batch: tracks who uses it, and returns it to the copier after use.
 
 use super::cufile::{BufferGuard, CuFile, Failure};
 use super::driver;
@@ -103,9 +103,9 @@ impl Drop for BatchMemory {
 /// Device memory of one batch, and the host's metadata for it.
 pub struct Buffer {
     pub(super) memory: BatchMemory,
-    /// Reached when the batch has arrived. Bound streams wait for this event.
+    /// Event that is reached when the batch's data have arrived. Bound streams wait for it.
     pub(super) copied: Arc<Event>,
-    /// Events recorded at the drop, after the consumers' work.
+    /// Events recorded after the consumers' work, when the batch was dropped.
     pub(super) released: Vec<Arc<Event>>,
     /// Whether some consumer's work has no event, so that only a wait for the whole context covers
     /// it.
@@ -113,11 +113,11 @@ pub struct Buffer {
     /// Streams that could not record an event because they were capturing. Contains only streams
     /// that these values keep alive.
     captured: Vec<Stream>,
-    /// Whether the bell must ring when consumers are done.
+    /// Whether the bell must ring when the consumers' work on the buffer has ended.
     pub(super) rings: bool,
     streams: Mutex<Vec<Bound>>,
     pub(crate) head: BatchHead,
-    /// The place to return to; set while a consumer holds the batch.
+    /// Where the buffer returns to when dropped; set while a consumer holds the batch.
     home: Option<Arc<Home>>,
 }
 
@@ -161,7 +161,7 @@ impl Buffer {
         self.streams.hold()
     }
 
-    /// `lives`: the stream is one of the builder's, which `build` has checked.
+    /// `lives`: the stream came from the builder, and `build` has checked it.
     fn bind_checked(&self, stream: &Stream, how: StreamUse, lives: bool) -> Result<()> {
         let home = self.home();
         let mut streams = self.streams();
@@ -199,8 +199,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Records an event on every bound stream, even after one has refused; returns the last
-    /// refusal.
+    /// Records an event on every bound stream, even if one stream refuses; returns the last error.
     fn mark_released(&mut self, idle: &IdleMeter) -> Result<()> {
         let streams = self
             .streams
@@ -250,7 +249,7 @@ impl Buffer {
         Ok(!self.unsure)
     }
 
-    /// Waits until the memory has no user.
+    /// Waits until no work uses the memory any more.
     fn wait(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
         while !self.make_sure(gpu)? {
             std::thread::sleep(AGAIN);
@@ -269,14 +268,14 @@ impl Buffer {
     }
 }
 
-/// Operations of loaders on the memory of a batch.
+/// Operations that loaders use on the memory of a batch.
 impl Buffer {
     /// The batch's arrays.
     pub fn layout(&self) -> &Layout {
         &self.home().contents
     }
 
-    /// Start address.
+    /// Start address of the batch's memory on the device.
     pub fn base(&self) -> DevicePtr {
         self.memory.memory.ptr()
     }

@@ -49,7 +49,7 @@ struct Stretch {
     to: usize,
 }
 
-/// Fields of the slot that are copied to one place on the device.
+/// Fields of the slot that are copied to the same device memory: a batch or a staging area.
 struct CopyPart {
     fields: Vec<usize>,
     /// The ranges to copy for every full batch; `None` if they differ between batches: packed
@@ -68,15 +68,15 @@ impl CopyPart {
     }
 }
 
-/// Device memory for the arrays that only operations read. The next copy into it waits for the
-/// operations on the previous batch in it.
+/// A staging area: device memory for the arrays that only operations read. The next copy into the
+/// area waits for the operations on the batch that it holds.
 struct Area {
     memory: DeviceMemory,
     last: Option<Arc<Event>>,
 }
 
-/// The areas, used in turn: a copy fills one while the operations on the previous batch read the
-/// other.
+/// The staging areas, used in turn: a copy fills one area while the operations on the previous
+/// batch read another.
 struct Staging {
     part: CopyPart,
     layout: Layout,
@@ -85,8 +85,8 @@ struct Staging {
 }
 
 impl Staging {
-    /// Sets `ended` as the end of the last operations on the current area, and moves to the next
-    /// area.
+    /// Notes that `ended` marks the end of the last operations on the current area, and moves to
+    /// the next area.
     fn turn(&mut self, ended: &Arc<Event>) {
         if let Some(area) = self.areas.get_mut(self.next) {
             area.last = Some(ended.clone());
@@ -108,7 +108,7 @@ impl Staging {
 
 /// An operation on a copied batch, with its kernels.
 enum Op {
-    /// With the kernels for the gathering of rows, if the step gathers.
+    /// Includes the kernels that gather rows, if the step gathers.
     Place(DirectStep, Option<Arc<Kernels>>),
     Finish(Arc<FinishStep>, Finisher),
 }
@@ -149,10 +149,10 @@ pub struct Copier {
     idle: CopyStream,
     bell: Arc<Sender<()>>,
     pub free: Receiver<Box<Buffer>>,
-    /// A buffer taken out of `free` and given back unused. It is the next to be taken.
+    /// A buffer that was taken out of `free` and given back unused. `take` returns it first.
     spare: Option<Box<Buffer>>,
-    /// Buffers dropped while their streams were capturing: their remaining use cannot be queried
-    /// yet.
+    /// Buffers dropped while their streams were capturing. Until the capture ends, it is not known
+    /// whether they are still in use.
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
@@ -163,7 +163,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Reserves everything for the batches on the device.
+    /// Reserves all memory, streams and events that the batches on the device need.
     pub(super) fn new(
         gpu: &Arc<Gpu>,
         setup: Setup,
@@ -238,8 +238,8 @@ impl Copier {
         })
     }
 
-    /// Whether the end of consumers' use can be queried. Other failures surface in the buffer's
-    /// copy.
+    /// Whether the end of the consumers' use of the buffer can be queried. The buffer's copy
+    /// reports other failures.
     fn is_known(&self, buffer: &mut Buffer) -> bool {
         buffer.make_sure(&self.home.gpu).unwrap_or(true)
     }
@@ -325,7 +325,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Address of a field of the slot on the device, for an operation on this buffer's batch.
+    /// Device address of a copied field of the slot, for an operation on this buffer's batch.
     fn at(&self, buffer: &Buffer, field: usize) -> DevicePtr {
         self.staging
             .at(field)
@@ -377,8 +377,8 @@ impl Copier {
         Ok(bytes)
     }
 
-    /// Moves rows to their places, out of staging, where the rest of their pages surrounds them.
-    /// Zeroes blank rows.
+    /// Moves rows to their final places, out of staging, where the rest of their pages surrounds
+    /// them. Zeroes blank rows.
     fn place(
         &self,
         step: &DirectStep,
@@ -452,7 +452,8 @@ impl Copier {
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
-    /// Waits for all copies, or leaks their slots, because the device cannot report their progress.
+    /// Waits for all copies, because the device cannot report their progress. If that fails, leaks
+    /// their slots.
     fn settle_all(&mut self, error: Error) -> Result<()> {
         if self.settle() {
             self.in_flight.clear();
@@ -463,7 +464,7 @@ impl Copier {
     }
 }
 
-/// Operations of the transfer thread.
+/// Operations that the transfer thread uses.
 impl Copier {
     /// Pins a slot's memory for as long as it lives. Takes about 0.6 s per GB.
     pub fn pin(&self, region: &Region) -> Result<()> {
@@ -489,7 +490,7 @@ impl Copier {
         found
     }
 
-    /// Takes back an unused buffer.
+    /// Takes back a buffer that was taken but not used.
     pub fn give_back(&mut self, buffer: Box<Buffer>) {
         if let Some(other) = self.spare.replace(buffer) {
             let _ = self.home.back.send(other);
@@ -497,7 +498,7 @@ impl Copier {
     }
 
     /// Whether all work on the buffer has ended, for writers other than the copier. If not, the
-    /// bell rings when it has.
+    /// bell rings when the work ends.
     pub fn is_idle(&self, buffer: &mut Buffer) -> Result<bool> {
         if buffer.unsure {
             self.home.gpu.synchronize()?;
@@ -526,10 +527,10 @@ impl Copier {
         buffer.rings && buffer.copied.is_done().unwrap_or(false)
     }
 
-    /// Enqueues the operations of a batch.
+    /// Enqueues the copy of a batch, and the operations on it.
     pub fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>, now: u64) -> Copied {
-        // Read before each copy, so that at most one batch per buffer adds events between two
-        // readings.
+        // Read the idle meter before each copy, so that at most one batch per buffer adds events
+        // between two readings.
         self.home.idle.read();
         buffer.head.take(&slot, now);
         let marks = self.in_flight.marks();
@@ -547,8 +548,8 @@ impl Copier {
             // A part may be in flight: the memory is reusable only after its end.
             Err(error) if self.settle() => {
                 self.in_flight.give_back(marks);
-                // A failed event means a failed context: wait for the context once, then drop the
-                // events.
+                // If an event fails, the context has failed: later wait once for the whole context
+                // instead of these events.
                 buffer.unsure = true;
                 buffer.released.clear();
                 self.give_back(buffer);
@@ -598,8 +599,8 @@ impl Drop for Copier {
     }
 }
 
-/// Sources and targets of these fields' arrays, for a batch of `rows` rows with `used` bytes per
-/// field.
+/// The ranges to copy for the arrays of these fields, for a batch of `rows` rows with `used` bytes
+/// per field.
 fn arrays<'a>(
     from: &'a Layout,
     to: &'a Layout,

@@ -88,7 +88,7 @@ impl DirectReader {
         }
     }
 
-    /// Route of the reads since the counters in `before`.
+    /// Route of the reads since the counters in `before` were taken.
     fn taken(&self) -> Mode {
         match (&self.before, self.cufile.stats(self.gpu.ordinal())) {
             (Some(before), Some(now)) => Mode::between(before, &now),
@@ -123,7 +123,7 @@ impl DirectReader {
         Ok(())
     }
 
-    /// Cost of the library on other GPUs, if any.
+    /// Describes what the library costs on other GPUs, if anything.
     fn elsewhere(&self) -> String {
         let gpus = super::devices().map_or(1, |(_, devices)| devices.len());
         match self.cufile.version {
@@ -187,8 +187,8 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Reads `len` bytes at `offset` of the file to `base + place`; returns the number of bytes
-    /// read. `base` is the start of a buffer.
+    /// Reads `len` bytes at `offset` of the file to the device address `base + place`; returns the
+    /// number of bytes read. `base` is the start of a buffer.
     ///
     /// # Safety
     /// The target bytes must belong to that buffer. They must have no other user until the call

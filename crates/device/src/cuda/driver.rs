@@ -50,15 +50,15 @@ pub(crate) use crate::stream::LEGACY;
 
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;
-/// Errors of calls refused during a graph capture.
+/// Result codes of calls that are refused during a graph capture.
 const CAPTURES: std::ops::RangeInclusive<c_int> = 900..=907;
-/// The call would make the legacy stream depend on a capturing stream.
+/// Result code: the call would make the legacy stream depend on a capturing stream.
 const CAPTURE_IMPLICIT: c_int = 906;
-/// The mode in which captures do not affect a thread's calls.
+/// Capture mode of a thread in which other threads' captures do not affect its calls.
 const RELAXED: c_uint = 2;
-/// Retries of a call refused by a capture, and their interval.
+/// Maximum number of attempts for a call that a capture refuses, and the time between two attempts.
 const AGAIN: (u32, Duration) = (10_000, Duration::from_millis(1));
-/// Not a driver code: the device's remaining use of memory could not be established.
+/// Not a driver code. Set if it could not be established whether the device still uses memory.
 const GIVEN_UP: c_int = -1;
 
 macro_rules! symbols {
@@ -173,7 +173,7 @@ impl Driver {
     fn open() -> Result<Self, Absent> {
         let library = open_library().map_err(Absent::NoLibrary)?;
         let symbols = Symbols::load(&library).map_err(Absent::TooOld)?;
-        // Never closed: drivers are not tested for that.
+        // Never close the library: drivers are not tested for being unloaded.
         std::mem::forget(library);
         let mut driver = Self {
             symbols,
@@ -429,7 +429,7 @@ impl Gpu {
         driver
             .checked(Stage::Build, "cuDevicePrimaryCtxRetain", code)
             .inspect_err(|_| {
-                // Retained, but broken afterwards.
+                // The context was retained, but broke afterwards.
                 if context != 0 {
                     note_leak();
                 }
@@ -563,9 +563,9 @@ impl Gpu {
         Ok(bound)
     }
 
-    /// As [`bind`](Self::bind), in the thread's own mode. This is enough for calls that end no
-    /// other thread's capture: recording events, making a stream wait for them, and asking whether
-    /// a stream is capturing.
+    /// Like [`bind`](Self::bind), but keeps the thread's own capture mode. This is enough for calls
+    /// that end no other thread's capture: recording events, making a stream wait for them, and
+    /// asking whether a stream is capturing.
     pub(crate) fn enter(&self) -> Result<Bound<'_>> {
         self.intact()?;
         let before = CURRENT.get();
@@ -630,7 +630,7 @@ impl Gpu {
         Ok((free, all))
     }
 
-    /// Waits for all work in the context.
+    /// Waits until all work in the context has ended.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: no preconditions except a current context.
@@ -640,8 +640,8 @@ impl Gpu {
         )
     }
 
-    /// As [`synchronize`](Self::synchronize); returns false at once while a stream of the context
-    /// is capturing.
+    /// Like [`synchronize`](Self::synchronize), but returns false at once if a stream of the
+    /// context is capturing.
     pub(crate) fn try_synchronize(&self) -> Result<bool> {
         let _bound = self.bind()?;
         // SAFETY: no preconditions except a current context.
@@ -679,7 +679,8 @@ impl Gpu {
         {
             return Ok(false);
         }
-        // Asks the driver by trying, because its documentation does not say.
+        // Try to record an event, because the driver's documentation does not say whether this
+        // works.
         let mut event = 0;
         // SAFETY: the pointer is valid for the call, 2 is an event without timing; it is destroyed
         // once.
@@ -904,8 +905,8 @@ impl fmt::Debug for Gpu {
 }
 
 thread_local! {
-    /// The context of this thread's innermost guard, 0 without one, and whether a guard set the
-    /// relaxed mode: nested guards are free.
+    /// The context of this thread's innermost guard (0 without one), and whether a guard has set
+    /// the relaxed mode. Lets nested guards skip the driver calls.
     static CURRENT: Cell<(Handle, bool)> = const { Cell::new((0, false)) };
 }
 
@@ -917,7 +918,7 @@ pub struct Bound<'g> {
     before: (Handle, bool),
     /// The thread's previous capture mode, restored by the guard that changed it.
     mode: Option<c_uint>,
-    /// Stays on its thread.
+    /// Makes the guard `!Send`, because it must be dropped on its thread.
     here: PhantomData<*const ()>,
 }
 
@@ -934,7 +935,7 @@ impl Drop for Bound<'_> {
         // SAFETY: the pointer is valid for the call; pops what `bind` pushed on this thread (guards
         // nest).
         let code = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
-        // Only for the latch: the guarded call has its own result.
+        // Check the code only to latch a sticky error: the guarded call has its own result.
         let _ = self.gpu.check("cuCtxPopCurrent", code);
     }
 }

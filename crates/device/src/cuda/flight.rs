@@ -28,15 +28,15 @@ use std::sync::Arc;
 
 /// The events of one slot in flight.
 pub(super) struct Marks {
-    /// The copy stream has reached the waits for consumers' streams. Recorded only if there are
-    /// waits.
+    /// Reached when the copy stream arrives at its waits for consumers' streams. Recorded only if
+    /// there are such waits.
     pub(super) queued: Event,
-    /// Timed: the waits are over and the copies begin.
+    /// Timed. Reached when the waits are over and the copies begin.
     pub(super) began: Event,
-    /// Timed: the copies have ended.
+    /// Timed. Reached when the copies have ended.
     pub(super) ended: Event,
-    /// Timed, on the stream of the operations: the operations on the batch have ended. `None`
-    /// without operations.
+    /// Timed, on the stream of the operations. Reached when the operations on the batch have ended.
+    /// `None` if there are none.
     pub(super) made: Option<Event>,
 }
 
@@ -49,9 +49,9 @@ struct Flying {
     slot: Filled,
     marks: Marks,
     submitted: u64,
-    /// Whether the copy has waits for consumers' streams.
+    /// Whether the copy waits for consumers' streams.
     waits: bool,
-    /// Whether the bell rings at its end.
+    /// Whether the bell rings when the copy ends.
     rings: bool,
     queued: bool,
     /// Start of the copies by the host's clock, once seen.
@@ -62,8 +62,8 @@ struct Flying {
 pub(super) struct InFlight {
     queue: VecDeque<Flying>,
     spare: Vec<Marks>,
-    /// Ended copies, with their ends by the host's clock, oldest first: the last one, and those
-    /// whose operations are not counted yet.
+    /// Ended copies, oldest first, with the time of their end by the host's clock. Contains the
+    /// last copy, and copies whose operations are not counted yet.
     past: VecDeque<(Marks, u64)>,
     /// The number of entries in `past` whose operations are counted.
     counted: usize,
@@ -148,7 +148,7 @@ impl InFlight {
         let Some((began, lasts)) = oldest.began.zip(self.last_ns) else {
             return Some(BLOCKED_NS);
         };
-        // After the expected end, the interval is the lateness so far.
+        // After the expected end, the next check comes after as much time as the copy is late now.
         Some((began + lasts).abs_diff(now).clamp(LEAST_NS, BLOCKED_NS))
     }
 

@@ -6,9 +6,9 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Absent {
-    /// No driver library, with the dynamic linker's message.
+    /// The driver library could not be loaded; includes the dynamic linker's message.
     NoLibrary(String),
-    /// A library too old for this crate, or not a driver.
+    /// The library is too old for this crate, or is not a driver.
     TooOld(String),
     /// The driver fails to start: code and name.
     Init(i32, String),

@@ -41,12 +41,12 @@
 //! idle time counts from `released` or `marked` if that is later.
 //!
 //! Limits:
-//! * Two events recorded on an idle device can be [`JITTER_NS`] apart, so work that ends within
-//!   that time after the request counts as done.
+//! * Two events recorded at the same moment on an idle device can be [`JITTER_NS`] apart, so work
+//!   that ends within this time after the request counts as done before it.
 //! * Idle time before the drop, between two kernels of a step, is not attributed here.
 //! * Work enqueued between requesting a batch and receiving it (between two polls with a limit, or
 //!   before a late binding) falls between `asked` and `start`, and counts as starvation.
-//! * A batch that no stream takes is not measured, only counted.
+//! * A batch that no stream takes is only counted, not measured.
 //! * Events are shared by the steps, the buffers and the copies that need them. `build` makes as
 //!   many as are in use at once with one stream; each further stream adds its own.
 
@@ -62,9 +62,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// See the limits above. This exceeds the time between two marks, even where streams are threads
-/// that a busy machine must wake. Counting a late host as busy would lose its whole lateness; the
-/// opposite mistake occurs only if work ends within this interval.
+/// See the limits above. This is more than the time between two marks, even where streams are
+/// threads that a busy machine must wake. If it were too small, a dry stream would count as busy,
+/// and the host's whole lateness would be lost. The opposite mistake occurs only if work ends
+/// within this interval.
 const JITTER_NS: u64 = 100_000;
 
 /// A pause takes at least this many times the median of the steps before it, and at least this
@@ -76,9 +77,9 @@ const PAUSE_LEAST_NS: u64 = 1_000_000_000;
 pub struct IdleMeter {
     gpu: Arc<Gpu>,
     clock: Clock,
-    /// The stream's activity.
+    /// The spans of the stream's activity, for traces.
     ring: Ring,
-    /// An empty stream for marks; `None` if nothing is measured.
+    /// A stream without work, on which `now` is recorded; `None` if nothing is measured.
     empty: Option<CopyStream>,
     /// Locked for each event, by the consumer's threads and the transfer thread, which both take
     /// free events and give them back.
@@ -95,7 +96,7 @@ pub struct IdleMeter {
     reader: Mutex<IdleReader>,
 }
 
-/// Events for everything that needs one. An event that nobody else holds is free.
+/// All events of the loader. An event is free if this list holds the only reference to it.
 struct Events {
     all: Vec<Arc<Event>>,
     next: usize,
@@ -151,12 +152,12 @@ impl Marks {
 /// The stream of the last batch, if it may still be used.
 #[derive(Default)]
 enum On {
-    /// None yet, or possibly destroyed.
+    /// There is no stream yet, or it may have been destroyed.
     #[default]
     Unknown,
-    /// Lives at least as long as the loader, or as this value.
+    /// The stream lives at least as long as the loader, or as this value.
     Lasting(Stream),
-    /// Lives until the drop of this batch.
+    /// The stream lives until this batch is dropped.
     Until(Handle, DevicePtr),
 }
 
@@ -172,7 +173,7 @@ enum Request {
     /// For the first batch of an iterator.
     First,
     Later(Asked),
-    /// The driver refused a mark.
+    /// The driver refused to record an event for the request.
     Refused,
 }
 
@@ -181,7 +182,7 @@ struct Asked {
     now: Mark,
 }
 
-/// A batch without a stream.
+/// A delivered batch that no stream has taken yet.
 struct Handed {
     batch: DevicePtr,
     asked: Option<Request>,
@@ -202,14 +203,14 @@ struct IdleStep {
     unbound_ns: u64,
 }
 
-/// The idle time of a step. Nanoseconds on the device.
+/// The idle time of a step, in nanoseconds by the device's clock.
 struct Idle {
     /// Idle time before the request; `None` if the end of the work is not known.
     late: Option<u64>,
     starved: u64,
     unbound: u64,
     dry: bool,
-    /// From the device's time of the request to `start`.
+    /// Time from the request to `start`.
     until_start: u64,
 }
 
@@ -225,15 +226,15 @@ struct IdleReader {
 #[derive(Default)]
 struct Recent {
     steps: VecDeque<u64>,
-    /// Pauses in a row.
+    /// Number of consecutive pauses.
     pauses: usize,
 }
 
 impl Recent {
     const MOST: usize = 64;
     const LEAST: usize = 8;
-    /// After more pauses in a row than this, they count as steps: the program's steps have become
-    /// longer.
+    /// After more consecutive pauses than this, pauses count as steps, because the program's steps
+    /// have become longer.
     const PAUSES: usize = 3;
 
     /// Whether a step is a pause. If not, notes its duration.
@@ -332,7 +333,7 @@ impl IdleMeter {
         let Some(empty) = &self.empty else { return };
         let mut consumer = self.consumer.hold();
         if first {
-            // Time between two iterators is not attributed.
+            // The time between two iterators counts for neither the host nor the loader.
             consumer.last_released = None;
             consumer.marks = Marks::default();
             consumer.asked = Some(Request::First);
@@ -487,7 +488,7 @@ impl IdleMeter {
             match step.is_done() {
                 Ok(true) => reader.take(step, &self.ring),
                 Ok(false) => return self.steps.hold().push_front(step),
-                // After such an error the driver answers for none of these steps.
+                // After such an error the driver cannot report the times of any of these steps.
                 Err(_) => {
                     let mut others = self.steps.hold();
                     let lost = std::iter::once(step).chain(others.drain(..));
@@ -587,8 +588,8 @@ impl IdleStep {
         })
     }
 
-    /// Nanoseconds from the end of the work to the request at which the stream had run dry; `None`
-    /// without a mark.
+    /// For a stream that had run dry at the request: nanoseconds from the end of its work to the
+    /// request. `None` without a mark.
     fn late(&self, asked: &Asked) -> Result<Option<u64>> {
         let Some(first) = &self.marks.first else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The crate's kernels: loading, tables of results, launching.
+//! Loads and launches the crate's kernels, and uploads their tables of results.
 //!
 //! ```text
 //! kernels/finish.cu ─┬─ build.py (by hand) ──► kernels/finish.ptx ──► kernels/finish.fatbin: machine code and PTX, in this binary
@@ -237,7 +237,7 @@ fn place<T>(value: &T) -> *mut c_void {
     ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Blocks and threads of a launch, (x, y) each.
+/// Numbers of blocks and of threads per block of a launch, each as (x, y).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     grid: [u32; 2],
@@ -245,8 +245,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// x: one thread per 4 pixels; y: pictures. All blocks do the same number of both. `None`:
-    /// nothing to launch.
+    /// The shape for `FINISH_2` and `FINISH_4`: one thread per 4 pixels in x, pictures in y. All
+    /// blocks convert the same number of pixels and pictures. `None`: nothing to launch.
     fn finish(pixels: usize, rows: usize) -> Result<Option<Self>> {
         if rows > i32::MAX as usize {
             let message =
@@ -265,8 +265,8 @@ impl Shape {
         }))
     }
 
-    /// x: one thread per 16 bytes; y: rows, several per block if they are short. `None`: nothing to
-    /// launch.
+    /// The shape for `GATHER`: one thread per 16 bytes in x; rows in y, several per block if rows
+    /// are short. `None`: nothing to launch.
     fn gather(row_bytes: u64, rows: u64) -> Option<Self> {
         if row_bytes == 0 || rows == 0 {
             return None;

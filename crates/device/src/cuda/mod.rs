@@ -77,7 +77,8 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Devices in use. Loaders on one device share its entry, and its fatal error.
+/// Devices in use. All loaders on one device share its entry, so a fatal error on the device ends
+/// all of them.
 static GPUS: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
 
 /// The device with this number, with its primary context.

@@ -1,5 +1,4 @@
-//! MDS columns: the meaning of encoding names, and the location of a column's value in a sample.
-//! Pure.
+//! MDS columns: what each encoding name means, and where a column's value is in a sample. No I/O.
 //!
 //! ```text
 //! sample   | u32 size of each column without a fixed one | value of column 0 | value of column 1 | …
@@ -43,7 +42,7 @@ impl Columns {
         Self { all, head, fixed }
     }
 
-    /// Whether a sample may have this length.
+    /// Whether a sample of `bytes` bytes is possible with these columns.
     pub(super) fn may_have(&self, bytes: u64) -> bool {
         let least = self.head + self.fixed;
         if self.head == 0 {
@@ -53,7 +52,7 @@ impl Columns {
         }
     }
 
-    /// The most bytes of a value without a fixed size in a sample of this length.
+    /// Maximum bytes of a value without a fixed size, in a sample of `sample` bytes.
     pub(super) fn most(&self, sample: u64) -> u64 {
         sample.saturating_sub(self.head + self.fixed)
     }
@@ -98,7 +97,7 @@ pub(super) struct Chosen {
     how: ColumnHow,
 }
 
-/// Conversion of a value.
+/// How a stored value becomes the field's bytes.
 enum ColumnHow {
     /// No conversion.
     AsIs,
@@ -114,7 +113,7 @@ enum ColumnHow {
     Float,
 }
 
-/// Bytes of a field, from a value.
+/// The field's bytes, taken or converted from a stored value.
 pub(super) enum Value {
     /// This part of the value.
     Part(Range<usize>),
@@ -226,12 +225,13 @@ impl Chosen {
         matches!(self.how, ColumnHow::Int | ColumnHow::Float)
     }
 
-    /// Bytes of the field in a sample of this length; `None` if only the sample contains the size.
+    /// Bytes of the field in a sample of `sample` bytes. `None` if the size is known only after the
+    /// sample is read.
     pub(super) fn bytes(&self, columns: &Columns, sample: u64) -> Option<u64> {
         match (&self.how, columns.all[self.column].size) {
             (ColumnHow::Int | ColumnHow::Float, _) => Some(8),
             (ColumnHow::AsIs, Some(size)) => Some(size.into()),
-            // The only column without a fixed size.
+            // This is the only column without a fixed size.
             (ColumnHow::AsIs, None) if columns.head == 4 => Some(columns.most(sample)),
             _ => None,
         }
@@ -348,7 +348,7 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
     Ok(at)
 }
 
-/// NumPy's name; the code in arrays that store their dtype; the dtype.
+/// NumPy's name, the code in arrays that store their dtype, and the dtype.
 const DTYPES: [(&str, u8, DType); 11] = [
     ("uint8", 8, DType::U8),
     ("int8", 9, DType::I8),

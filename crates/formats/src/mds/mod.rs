@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Opening reads `index.json` and the offsets of every raw shard (4 bytes per sample in memory). If
-//! any shard must be decompressed, all shards are chunks: each is read as a whole, within windows
-//! of the order.
+//! any shard must be decompressed, all shards are treated as chunks, which are read whole, one
+//! window of the order at a time.
 //!
 //! Limits: shards under 4 GiB (the format's limit); `zstd`, with the feature of that name, is the
 //! only compression; no pickles. Invariants: `index.json`, file lengths, offsets, each shard's
@@ -79,7 +79,8 @@ pub struct Mds {
     /// One shard per source.
     shards: Vec<Shard>,
     starts: Starts,
-    /// Offset of every sample and of the end, shard after shard; empty if the shards are chunks.
+    /// Byte offsets of every sample and of the end, one shard after the other; empty if the shards
+    /// are chunks.
     offsets: Vec<u32>,
     chunks: bool,
     sizes: Sizes,
@@ -303,7 +304,7 @@ impl MdsBuilder {
     }
 }
 
-/// Location of a dataset's files.
+/// Where the dataset's files are.
 enum ShardHome<'a> {
     Folder {
         dir: &'a Path,
@@ -405,7 +406,7 @@ impl ShardHome<'_> {
         self.open(name)?.read(offset, len as u64, "the shard")
     }
 
-    /// Makes the table of all files.
+    /// Makes the list of sources: one file per shard.
     fn sources(&self, files: &[ShardFile]) -> Result<Sources> {
         let mut sources = Sources::new();
         let dir = match self {
@@ -505,7 +506,7 @@ fn offsets_of(
 }
 
 impl Mds {
-    /// Finds the largest sample, or chunk.
+    /// Finds the largest sample, or the largest chunk if shards are chunks.
     fn measure(&mut self) {
         let mut most = 0;
         let mut largest = None;
@@ -849,7 +850,7 @@ impl Chunked for Mds {
         let Shard { samples, bytes, .. } = self.shards[chunk];
         let samples = u64::from(samples);
         let made = 8 * samples * self.chosen.iter().filter(|chosen| chosen.makes()).count() as u64;
-        // The offsets, and the location of each row of each field.
+        // Memory for the offsets, and for the location of each row of each field.
         let lists = samples * 8;
         let encoded = self.sources.len_of(SourceId::at(chunk));
         ChunkBytes {

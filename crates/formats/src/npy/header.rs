@@ -71,7 +71,7 @@ pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Array> {
     Err(input.error(kind, message, start, len))
 }
 
-/// Offset of the dict in `head`, and its length.
+/// Offset of the dict literal in `head`, and the literal's length in bytes.
 fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     let wrong = |message: String, len| Err(input.wrong(message, start, len));
     let cut = || {

@@ -91,7 +91,7 @@ pub struct NpyBuilder {
 struct Rules(Vec<(String, Rule)>);
 
 impl Rules {
-    /// A field without arrays yet.
+    /// A field with its rule, before any array is added.
     fn given(&self, name: &str, base: usize) -> GivenArray {
         let rule = |name: &str| {
             self.0
@@ -300,7 +300,7 @@ fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Two names without their common start and end.
+/// The parts in which two names differ: both without their common start and end.
 fn difference<'a>(a: &'a [u8], b: &'a [u8]) -> (&'a [u8], &'a [u8]) {
     let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let a = &a[start..];

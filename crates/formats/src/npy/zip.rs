@@ -32,9 +32,9 @@ const MEMBERS_MAX: u64 = 1 << 16;
 const COMMENT_MAX: u64 = u16::MAX as u64;
 
 const ENCRYPTED: u64 = 1;
-/// Flag: the sizes follow the data, the local header has zeros.
+/// Flag of a streamed member: its sizes follow the data, and its local header has zeros instead.
 const STREAMED: u64 = 1 << 3;
-/// Other flags that change the meaning of the data: patches, strong encryption, masked headers.
+/// Other flags that change what the data means: patches, strong encryption, masked headers.
 const STRANGE: u64 = 1 << 5 | 1 << 6 | 1 << 13;
 
 /// A member of the archive, by its directory entry.
@@ -43,12 +43,12 @@ pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) method: u64,
     pub(crate) crc: u32,
-    /// Bytes in the archive, and bytes when unpacked.
+    /// Length in the archive, and length when unpacked, in bytes.
     pub(crate) packed: u64,
     pub(crate) unpacked: u64,
     flags: u64,
     local: u64,
-    /// Start of the next member or of the directory.
+    /// Latest possible end of the member: the start of the next member or of the directory.
     limit: u64,
 }
 
@@ -283,8 +283,8 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     let Ok(name) = std::str::from_utf8(&tail[..name_len]) else {
         return wrong("a member's name is not UTF-8".into());
     };
-    // Unpacked, packed, offset: the order of the zip64 extra field, which holds the values that
-    // exceed 32 bits.
+    // The unpacked size, packed size and offset, in the order of the zip64 extra field, which holds
+    // those values that exceed 32 bits.
     let mut wide = [field(24, 4), field(20, 4), field(42, 4)];
     if extend(&tail[name_len..name_len + extra_len], &mut wide).is_none() {
         return wrong(format!("the extra field of `{name}` is broken"));
@@ -311,8 +311,8 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     ))
 }
 
-/// Replaces the saturated values from the zip64 part of an extra field; `None` if the field is
-/// broken.
+/// Replaces the saturated values by those in the zip64 part of an extra field; `None` if the field
+/// is broken.
 fn extend(mut extra: &[u8], values: &mut [u64]) -> Option<()> {
     let mut seen = false;
     while !extra.is_empty() {
@@ -334,7 +334,7 @@ fn extend(mut extra: &[u8], values: &mut [u64]) -> Option<()> {
     Some(())
 }
 
-/// Sets the latest end of each member. Errors: duplicate names, members with the same start.
+/// Sets the `limit` of each member. Errors: duplicate names, members with the same start.
 fn bound(input: &Blob, members: &mut [Member], directory: u64) -> Result<()> {
     if let Some(name) = twice(members.iter().map(|member| member.name.as_str())) {
         return Err(input.wrong(format!("two members are called `{name}`"), directory, 0));

@@ -19,7 +19,7 @@ use feedline_core::dataset::index::Scan;
 use feedline_core::storage::Way;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes at the start of a shard from which the size of its members is estimated.
+/// Bytes read from the start of a shard to estimate the size of its members.
 const FRONT: u64 = 1 << 20;
 
 /// Minimum mean distance in bytes between requests for headers: a request takes as long as some 100
@@ -107,7 +107,7 @@ struct Follow {
     searches: bool,
     at: u64,
     end: u64,
-    /// Start of the way, and its number of requests for headers.
+    /// Offset at which the way starts, and the number of its requests for headers.
     start: u64,
     requests: u64,
     found: Vec<(u64, Vec<u8>)>,
@@ -117,7 +117,7 @@ struct Follow {
 
 impl Drop for Follow {
     fn drop(&mut self) {
-        // The scan then uses up the pages immediately.
+        // The pages no longer count against `PAGES_MAX`: the scan uses them up immediately.
         HELD.fetch_sub(self.held, Ordering::Relaxed);
     }
 }
@@ -146,7 +146,7 @@ impl Follow {
         }
         self.at = base.saturating_add(here);
         self.requests += 1;
-        // Small members are faster to read in full.
+        // Reading small members in full is faster than requesting each header.
         let is_slow = self.requests > 16 && self.at - self.start < GAP / 4 * self.requests;
         // If there is no header here, the scan reads this part itself.
         here > from

@@ -8,8 +8,9 @@
 //! Supported: v7, ustar (with prefix), GNU long names, PAX `path` and `size`, sizes in base 256.
 //! Every header's checksum is verified. A shard that two readers could read differently is damaged:
 //! a PAX size beside another header size, GNU and PAX names for one member, bytes after a link, …
-//! One of the readers would lose its place or give the member another name. The format has no
-//! checksum for the bytes after an extension header, so their records are parsed without tolerance.
+//! Otherwise one of the readers would look for the next header at a wrong offset, or give the
+//! member another name. The format has no checksum for the bytes after an extension header, so
+//! their records are parsed without tolerance.
 
 use feedline_base::error::Error;
 use feedline_core::dataset::index::Scan;
@@ -41,7 +42,7 @@ fn damage<T>(kind: DamageKind, offset: u64, len: u64, message: impl Into<String>
     Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)))
 }
 
-/// Content of the shard at an offset.
+/// What the shard contains at an offset.
 pub(super) enum Step {
     Member(Member),
     /// A block of zeros instead of a header.
@@ -258,7 +259,8 @@ fn member(
         );
     }
     let size = match pax.size {
-        // The only legal difference: the number does not fit, and the writer put 0.
+        // The sizes may differ in one case only: the size does not fit the header, so the writer
+        // put 0.
         Some(size) if size != header.size && !(size >= OCTAL_END && header.size == 0) => {
             return ambiguous(format!(
                 "{size} bytes by the PAX header, {} by the header itself",

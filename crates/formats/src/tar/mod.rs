@@ -18,7 +18,7 @@
 //! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). Two kinds
 //! of damaged shards look intact: one that lost its end on a member's boundary *and* got a new end
 //! marker there, and one with less than 10 KiB zeroed at its very end. Only an index made before
-//! the damage detects them.
+//! the damage detects either kind.
 
 mod ahead;
 mod member;
@@ -390,7 +390,7 @@ impl TarBuilder {
         Ok((rules, options))
     }
 
-    /// Adds fields according to the first sample of the shards.
+    /// Adds fields for the members of the first sample in the shards.
     fn infer_from(self, files: &[PathBuf]) -> Result<Self> {
         for file in files {
             let first = First::default();
@@ -597,7 +597,7 @@ impl Framed for Tar {
         }))
     }
 
-    /// Key and ending of the field's member, or of the first field's.
+    /// Name of the member that holds `field`, or of the first field's member.
     fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
         self.member_name(sample, field.unwrap_or(0)).ok()
     }

@@ -1,8 +1,9 @@
 //! From members to samples: a sample is a run of members with the same key.
 //!
-//! Invariant: every sample found in the shard is either a row or in the ledger, never both; samples
-//! in the ledger are not handed out. If damage makes the offset of the next header uncertain, the
-//! scan accepts no more samples: bytes of a payload may look like a member.
+//! Invariant: every sample found in the shard is either a row of the index or an entry in the
+//! ledger of damage, never both; samples in the ledger are not handed out. If damage makes the
+//! offset of the next header uncertain, the scan accepts no more samples: bytes of a payload may
+//! look like a member.
 
 use super::ahead::bring_headers;
 use super::member;
@@ -93,10 +94,10 @@ struct Sample {
 pub(super) struct TarSamples<'a> {
     pub(super) rules: &'a [Rule],
     pub(super) checksums: bool,
-    /// Shards may have zero padding to a multiple of this.
+    /// Shards may be padded with zeros to a multiple of this many bytes.
     pub(super) padding: u64,
     sample: Option<Sample>,
-    /// Offset of every key.
+    /// Offset at which each key was found, to detect a key that occurs again.
     keys: HashMap<Vec<u8>, u64>,
 }
 
@@ -381,7 +382,7 @@ impl<'a> TarSamples<'a> {
     }
 }
 
-/// End of the bytes that are examined from `at` on, once the scan accepts no more samples. The
+/// Once the scan accepts no more samples, it examines the bytes from `at` up to this offset. The
 /// limit for stores exists because a store may report any length.
 fn looked_at(input: &Scan<'_>, at: u64) -> u64 {
     const OF_OBJECT: u64 = 64 << 20;
@@ -409,7 +410,7 @@ fn not_zero(input: &mut Scan<'_>, mut at: u64) -> Result<Option<u64>> {
     Ok(None)
 }
 
-/// Estimates how many samples begin after `at`; `key` is the key of the sample before.
+/// Estimates how many samples begin after `at`; `key` is the key of the sample before `at`.
 fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
     let mut at = at / BLOCK * BLOCK;
     let mut found = 0;

@@ -29,7 +29,7 @@ pub enum ListKind {
 }
 
 impl ListKind {
-    /// Its name, and the setting that reads it.
+    /// The kind's name, and the setting that reads such a list.
     fn words(self) -> (&'static str, Setting) {
         match self {
             Self::Bytes => ("a bytes list", Setting::BytesFeature),
@@ -48,7 +48,7 @@ pub(super) fn zeros(kind: ListKind) -> String {
     }
 }
 
-/// A feature of an example: all pieces of its list.
+/// One feature of an example: its list, which may be in several pieces.
 #[derive(Clone)]
 pub struct Feature<'a> {
     lists: Lists<'a>,
@@ -384,7 +384,7 @@ impl<'a> Wire<'a> {
         for (index, byte) in self.bytes[self.at..].iter().take(10).enumerate() {
             value |= u64::from(byte & 0x7f) << (7 * index);
             if byte & 0x80 == 0 {
-                // The tenth byte has room for one bit.
+                // A 64-bit varint has at most one bit in its tenth byte.
                 if index == 9 && *byte > 1 {
                     break;
                 }
@@ -456,7 +456,7 @@ fn sequence(lists: &[u8]) -> Error {
     Error::new(ErrorKind::Decode, Stage::Decode, message + &context)
 }
 
-/// The first names of the entries of these messages, and how many more there are.
+/// The names of the first entries in these messages, and how many more entries there are.
 fn names<'a>(messages: impl IntoIterator<Item = Wire<'a>>) -> Option<String> {
     let mut names = Vec::new();
     let mut count = 0;

@@ -32,7 +32,7 @@ use feedline_core::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of a record's length and its CRC.
+/// Bytes before a record's payload: the length, and the CRC of the length.
 const HEAD: u64 = 12;
 /// Bytes of a record without its payload: length, its CRC, and the payload's CRC.
 const FRAME: u64 = 16;
@@ -71,7 +71,8 @@ enum Take {
     Payload,
     /// The only value of a bytes list, as stored.
     Bytes(String),
-    /// The values of a list, with the row's bytes and whether the list must fill them.
+    /// The values of a list. Includes the size of a row in bytes, and whether the list must fill
+    /// the row.
     List {
         feature: String,
         kind: ListKind,
@@ -415,7 +416,7 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, RecordWalk
             let message = format!("a record of {payload} bytes, {} are left", left - FRAME);
             Err(RecordWalk::Damage(DamageKind::Cut, message))
         }
-        // A length may have these bytes too, but then its CRC is right.
+        // A valid length may begin with these bytes, too, but then its CRC is right.
         Err(_) if at == 0 && compressed(first) => {
             let message =
                 "the file is compressed (gzip or zlib); only uncompressed TFRecord files are read";

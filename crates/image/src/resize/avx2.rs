@@ -58,8 +58,8 @@ const LOW: u32 = 11;
 /// contains a pair of taps of each.
 const APART: u32 = 3;
 
-/// The bytes of a load that become words, indexed by the channel of a step's first value and the
-/// distance of its two pixels.
+/// Shuffle masks: which bytes of a load become words. The index combines the channel of a step's
+/// first value and the distance between the step's two pixels.
 static PICKS: [[u8; LOAD]; 3 * (APART as usize + 1)] = picks();
 
 const fn picks() -> [[u8; LOAD]; 3 * (APART as usize + 1)] {
@@ -113,7 +113,8 @@ fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
     to.reach = to.offsets.last().map_or(0, |last| *last as usize) + 6 * (pairs - 1) + LOAD;
 }
 
-/// High parts, then low parts, of the weights of a pair of taps, for each of a step's four values.
+/// The weights of a pair of taps for each of a step's four values: the high parts first, then the
+/// low parts.
 fn words(weights: [&[i32]; 2], channel: usize, pair: usize) -> [[i16; 8]; 2] {
     let mut words = [[0; 8]; 2];
     for value in 0..4 {
@@ -170,7 +171,7 @@ unsafe fn store(value: __m256i, low: &mut [i32], high: &mut [i32], at: usize) {
     }
 }
 
-/// Combines the sums to values, less 128, in the form of the ring.
+/// Combines the two sums to values minus 128, in the ring's format.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn ring_form<const CLAMPS: bool>(high: __m256i, low: __m256i) -> __m256i {
@@ -232,12 +233,12 @@ fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(
     }
 }
 
-/// Values of a step of the vertical pass.
+/// Number of values that one step of the vertical pass computes.
 const BLOCK: usize = 32;
 
 #[target_feature(enable = "avx2")]
 fn vertical_avx2((between, starts, weights): Sum<'_>, to: &mut [u8]) {
-    // Adds the weighted 128 that the ring's values lack.
+    // The ring stores values minus 128, so add 128 times each weight.
     let sum = weights.iter().fold(0_i32, |sum, code| {
         sum.wrapping_add(((code >> 16) << 8) + (code & 0xFF))
     });

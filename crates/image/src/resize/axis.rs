@@ -8,12 +8,13 @@ pub(super) const BITS: u32 = 22;
 /// The parameters that determine the weights of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Side {
-    /// Pixels of the whole source.
+    /// Length of the whole source, in pixels.
     pub(super) source: u32,
-    /// The part of the source that becomes the whole output: Pillow takes it in single precision.
+    /// Start and end of the part of the source that becomes the whole output. Single precision, as
+    /// in Pillow.
     pub(super) from: f32,
     pub(super) to: f32,
-    /// Pixels of the whole output.
+    /// Length of the whole output, in pixels.
     pub(super) whole: u32,
     /// The wanted pixels of the output: the first one, and their number.
     pub(super) first: u32,
@@ -39,7 +40,8 @@ impl Side {
         f64::from(self.from) + (f64::from(at) + 0.5) * self.scale()
     }
 
-    /// Whether each output pixel is one source pixel: all other weights of any filter are then 0.
+    /// Whether each output pixel is one source pixel. If so, all other weights are 0, for any
+    /// filter.
     fn is_copy(&self) -> bool {
         self.from.fract() == 0.0 && self.to - self.from == self.whole as f32
     }
@@ -113,9 +115,9 @@ pub(super) struct Axis {
     pub(super) taps: usize,
     /// `taps` weights of each output pixel; those beyond its count are 0.
     pub(super) weights: Vec<i32>,
-    /// Whether sums may be below 0 or above 255.
+    /// Whether weighted sums may be below 0 or above 255, and must be clamped.
     pub(super) clamps: bool,
-    /// The weights of one output pixel before they are rounded.
+    /// Scratch: the weights of one output pixel before rounding.
     exact: Vec<f64>,
 }
 

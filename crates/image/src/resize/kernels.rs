@@ -5,10 +5,10 @@ use super::axis::{Axis, BITS};
 /// Source rows of one step of the horizontal pass.
 pub(super) const ROWS: usize = 4;
 
-/// Source rows, and the rows between the passes that are made from them.
+/// Source rows, and the rows between the passes that are computed from these source rows.
 pub(super) type KernelRows<'a> = ([&'a [u8]; ROWS], [&'a mut [i32]; ROWS]);
 
-/// Rows between the passes, the starts of those to add, and their weights.
+/// All rows between the passes, the offsets of the rows to add, and the weights of these rows.
 pub(super) type Sum<'a> = (&'a [i32], &'a [usize], &'a [i32]);
 
 /// The functions that an instruction set can replace.
@@ -17,8 +17,8 @@ pub(super) type Sum<'a> = (&'a [i32], &'a [usize], &'a [i32]);
 /// vertical pass reads what the horizontal pass of the same set wrote.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
-    /// Puts the weights of the horizontal pass in its order; `left` is the source pixel at the
-    /// start of a row.
+    /// Puts the weights into the order in which the horizontal pass reads them; `left` is the
+    /// source pixel at the start of a row.
     pub(super) prepare: fn(axis: &Axis, left: u32, to: &mut Prepared),
     /// Scales rows of at least [`Prepared::reach`] bytes to rows of [`padded`] values.
     pub(super) horizontal: fn(axis: &Axis, by: &Prepared, rows: KernelRows<'_>),
@@ -42,7 +42,7 @@ pub(super) struct Prepared {
     pub(super) reach: usize,
     /// Byte offset in the row of the first pixel of each step.
     pub(super) offsets: Vec<u32>,
-    /// Which bytes each step takes.
+    /// Shuffle mask of each step: the source bytes that it takes.
     pub(super) picks: Vec<[u8; 16]>,
     /// Weights of each step and pair of taps.
     pub(super) weights: Vec<[[i16; 8]; 2]>,
@@ -67,7 +67,7 @@ impl Prepared {
 }
 
 /// The number of values of a row between the passes for `width` pixels. The last steps may write
-/// and read beyond those of the pixels.
+/// and read values beyond the last pixel.
 pub(super) fn padded(width: usize) -> usize {
     (3 * width + 1).next_multiple_of(32)
 }

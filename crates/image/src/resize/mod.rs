@@ -153,7 +153,8 @@ impl ResizePlan {
 /// Longest side of a picture: `f32` holds all integers up to this one.
 pub(super) const SIDE_MAX: u32 = 1 << 24;
 
-/// Rows of the ring: those under an output row, and the surplus rows of the last step.
+/// Number of rows in the ring: the source rows under an output row, and the surplus rows of the
+/// last step.
 fn ring_rows(down: &Side) -> usize {
     (down.most_taps() + ROWS - 1).next_multiple_of(ROWS)
 }
@@ -164,7 +165,7 @@ pub(super) struct Pixels<'a> {
     pub(super) bytes: &'a [u8],
     /// Bytes from the start of one row to the next.
     pub(super) stride: usize,
-    /// The part of the picture that they cover.
+    /// The part of the picture that the pixels cover.
     pub(super) there: Rect,
 }
 
@@ -234,12 +235,12 @@ enum RowWork {
     Weigh,
 }
 
-/// The scaling of a picture whose rows arrive one at a time.
+/// Scales one picture whose rows arrive one at a time.
 pub(super) struct Resizing<'a> {
     passes: &'a mut Passes,
-    /// [`ROWS`] rows.
+    /// The source rows of the next step: [`ROWS`] rows.
     band: &'a mut [u8],
-    /// Number of source rows received.
+    /// Number of source rows received so far.
     came: u32,
     needed: Rect,
     out: &'a mut [u8],
@@ -257,12 +258,12 @@ impl Default for Kernels {
 }
 
 impl Resizer {
-    /// Heap bytes that it holds.
+    /// Heap bytes that the resizer holds.
     pub(super) fn bytes(&self) -> usize {
         self.passes.bytes() + self.band.capacity()
     }
 
-    /// Frees what it holds.
+    /// Frees the heap memory that the resizer holds.
     pub(super) fn release(&mut self) {
         self.passes = Passes::with(self.passes.kernels);
         self.band = Vec::new();
@@ -324,7 +325,7 @@ impl Resizing<'_> {
         self.step();
     }
 
-    /// Scales the rows of the band. The last row received is repeated for missing ones.
+    /// Scales the rows of the band. Missing rows repeat the last row received.
     fn step(&mut self) {
         let last = self.came - 1;
         let start = last - last % ROWS as u32;
@@ -401,7 +402,8 @@ impl Passes {
         self.prepared.reach
     }
 
-    /// Takes the source rows from `next` on, and writes the output rows that need no later one.
+    /// Takes the source rows from `next` on, and writes the output rows that need no later source
+    /// row.
     fn step(&mut self, next: u32, from: [&[u8]; ROWS], out: &mut [u8]) {
         if self.kind != RowWork::Weigh {
             return self.copy(next, from, out);
@@ -457,8 +459,8 @@ impl Passes {
     }
 }
 
-/// The source rows from `next` on, of at least `reach` bytes. The last row before `end` is repeated
-/// for those after it.
+/// The source rows from `next` on, of at least `reach` bytes. Rows from `end` on repeat the last
+/// row before `end`.
 fn sources<'a>(
     pixels: Pixels<'a>,
     next: u32,

@@ -1,4 +1,5 @@
-//! The file of a plan, a side file: one entry per input, found by its number, and the settings.
+//! The file of a plan: a side file with the settings and one entry per input, which is found by the
+//! input's number.
 //!
 //! Sections: blocks of 256 inputs, where each input has the length of its name (4 bytes), class
 //! (4), bytes (8), version (8) and name; the ends of the blocks, 8 bytes each; the settings as
@@ -50,7 +51,7 @@ pub(super) struct Input {
 pub(super) struct Writer {
     out: SideWriter,
     block: Vec<u8>,
-    /// Ends of the blocks so far.
+    /// Byte offset at which each block ends.
     ends: Vec<u64>,
     end: u64,
     /// Number of inputs so far.
@@ -81,7 +82,8 @@ impl Writer {
             .map_err(|source| output::failed(source, self.out.target()))
     }
 
-    /// The identity that the file will have with these settings, after its last input.
+    /// The identity that the finished file will have with these settings. Call it after the last
+    /// input is added.
     pub(super) fn id(&self, settings: &str) -> u64 {
         let id = if self.block.is_empty() {
             self.id
@@ -120,8 +122,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the file and gives it its name, unless that is taken. `notes` are not part of the
-    /// identity.
+    /// Completes the file and gives it its name, unless a file of this name exists. `notes` are not
+    /// part of the identity.
     pub(super) fn finish(mut self, settings: &str, notes: &str) -> Result<()> {
         if !self.block.is_empty() {
             self.end_block()?;
@@ -241,7 +243,7 @@ impl ShardReader {
     }
 }
 
-/// The input at this place of a block.
+/// Input number `place` of a block.
 fn find(mut block: &[u8], place: usize) -> Option<Input> {
     for _ in 0..place {
         block =

@@ -30,8 +30,8 @@ const TOGETHER: u64 = 4096;
 pub enum Check {
     /// Reads the shards, on all cores, and compares CRCs.
     Bytes,
-    /// Compares lengths only. For output that a second [`Plan::run`] has already read, on many
-    /// machines.
+    /// Compares lengths only. Use it if a second [`Plan::run`], on many machines, has already read
+    /// the output.
     Lengths,
 }
 
@@ -63,7 +63,7 @@ pub struct Finished {
 impl Plan {
     /// Checks every task: its record and its shard. If all are complete, merges manifests and
     /// ledgers in the order of the tasks, writes the index of tar shards, and removes leftovers of
-    /// killed processes. A second call repeats this.
+    /// killed processes. A second call does the same again.
     ///
     /// Errors: [`ErrorKind::Config`] for shards in the folder that the plan does not write, records
     /// of another plan, or another call in progress; [`ErrorKind::Empty`] for shards without a
@@ -130,15 +130,15 @@ impl Plan {
             );
             return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(path));
         }
-        // Tasks sync bytes, not names. If a crash undoes the names of a task, the task is missing
-        // and is done again.
+        // Tasks sync bytes, not names. If a crash loses the file names of a task, the task counts
+        // as missing and is done again.
         let names = Folder::of(&self.record(0)).and_then(|folder| folder.sync());
         let names = names.and_then(|()| Folder::of(self.reader.path())?.sync());
         names.map_err(|source| output::failed(source, &self.dir))?;
         Ok(finished)
     }
 
-    /// The outcome of a task, if its output is complete.
+    /// The outcome of a task; `None` if its output is not complete.
     fn whole(&self, task: u64, check: Check) -> Result<Option<Done>> {
         let FoundRecord::Done(done) = self.found(task)? else {
             return Ok(None);
@@ -253,7 +253,8 @@ impl Plan {
     }
 }
 
-/// Removes the hidden files in a folder whose target names `ours` accepts.
+/// Removes the hidden temporary files in a folder, if `ours` accepts the name that they would have
+/// got.
 fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
     for (name, kind) in names_in(dir)? {
         if kind == FileKind::File && target_of(&name.to_string_lossy()).is_some_and(&ours) {

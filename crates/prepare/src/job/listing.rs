@@ -5,8 +5,8 @@
 //! names of a folder ──► at most 64 MiB, sorted ──► runs on disk ──merge──► pictures, 16,384 at a time ──stat──► each
 //! ```
 //!
-//! Memory: the names above, one batch, and the paths of folders that are not yet listed. A folder
-//! in a bucket is listed as a whole.
+//! Memory: 64 MiB of names, one batch of pictures, and the paths of folders that are not yet
+//! listed. A folder in a bucket is listed as a whole.
 
 use super::super::output;
 use super::file::Input;
@@ -24,10 +24,11 @@ use std::io::{BufReader, ErrorKind, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes of names in memory; each name also takes `NAME_COST`.
+/// Maximum bytes of names in memory; each name counts as its length plus `NAME_COST`.
 const NAMES_BYTES: usize = 64 << 20;
 const NAME_COST: usize = 48;
-/// Target name of the hidden files with sorted names. They are never renamed to it.
+/// Target name of the hidden temporary files that hold sorted names. They are never renamed to this
+/// name.
 pub(super) const NAMES: &str = "names";
 const BATCH: usize = 16_384;
 const STAT_CHUNK: usize = 512;

@@ -73,8 +73,8 @@ impl Shards {
         in_empty(to, || self.plan_in(&root, to, |_, _| Ok(tasks)))
     }
 
-    /// Writes the plan, unless an equal one is there. `tasks` gets the number of pictures and their
-    /// bytes.
+    /// Writes the plan, unless the folder holds an equal plan. `tasks` returns the number of tasks,
+    /// given the number of pictures and their total bytes.
     pub(super) fn plan_in(
         &self,
         root: &Path,
@@ -84,8 +84,8 @@ impl Shards {
         write_pictures(root, to, Work::Shards(self.settings.clone()), tasks)
     }
 
-    /// As [`plan`](Self::plan), with `inputs` inputs: the pictures of the folder, repeated. For
-    /// measurements at scale.
+    /// Like [`plan`](Self::plan), but repeats the folder's pictures until there are `inputs`
+    /// inputs. For measurements at scale.
     #[cfg(feature = "unstable")]
     #[doc(hidden)]
     pub fn plan_repeated(
@@ -209,9 +209,9 @@ impl Plan {
         })
     }
 
-    /// As [`of_files`](Self::of_files), for the pictures of a folder in the order of
-    /// [`Images::open`](feedline_formats::Images::open). Lists them in bounded memory. Errors: those
-    /// of both.
+    /// Like [`of_files`](Self::of_files), for the pictures of a folder in the order of
+    /// [`Images::open`](feedline_formats::Images::open). Lists them in bounded memory. Errors:
+    /// those of both functions.
     pub fn of_pictures(
         folder: impl AsRef<Path>,
         settings: &str,
@@ -405,7 +405,7 @@ pub(super) fn root_of(folder: &Path, to: &Path) -> Result<PathBuf> {
     Ok(from)
 }
 
-/// The path without links, as far as it exists.
+/// Resolves symbolic links in the part of the path that exists.
 fn real(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     for ancestor in absolute.ancestors() {

@@ -27,12 +27,12 @@ pub(super) struct Done {
     pub(super) damaged: u64,
     /// Bytes of the samples in the input, and in the output.
     pub(super) bytes: (u64, u64),
-    /// Number of pictures that got seek points, and of the others by reason.
+    /// Number of pictures that got seek points, and number of pictures without them, by reason.
     pub(super) with_points: u64,
     pub(super) unchanged: BTreeMap<String, u64>,
     /// The output file; none if every input is damaged, or the task writes none.
     pub(super) shard: Option<Output>,
-    /// CRC32C of all lines before, and of this line with 0 in this field.
+    /// CRC32C of all lines before this one, and of this line with 0 in this field.
     pub(super) lines_crc32c: u32,
 }
 
@@ -145,7 +145,7 @@ impl Record {
     }
 }
 
-/// The state of a record.
+/// What a record's file contains.
 pub(super) enum FoundRecord {
     Nothing,
     /// Cut short, or not a record.
@@ -207,7 +207,8 @@ pub(super) fn each_line(
         line.clear();
         match file.read_line(&mut line) {
             Ok(_) => {}
-            // Not UTF-8: a damaged line, which has no kind.
+            // A line that is not UTF-8 is damaged. An empty line has no kind, so it becomes an
+            // error.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => line.clear(),
             Err(source) => return Err(read_failed(source, path)),
         }

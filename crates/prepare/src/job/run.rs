@@ -22,9 +22,9 @@ const PICTURES: u64 = 1024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ran {
-    /// Number of tasks done now.
+    /// Number of tasks that this call has done.
     pub done: u64,
-    /// Number of tasks done before, whose output matches the record.
+    /// Number of tasks that were done before this call, and whose output matches the record.
     pub skipped: u64,
     /// Number of tasks that failed because of an input.
     pub failed: u64,
@@ -50,7 +50,7 @@ pub enum Event<'a> {
     Done(u64),
     /// This task was done before.
     Skipped(u64),
-    /// The output of this task is damaged or gone; it is made again.
+    /// The output of this task is damaged or missing, so the task is done again.
     Again(u64),
     /// This task failed because of an input.
     Failed(u64, &'a Error),
@@ -75,8 +75,8 @@ impl Plan {
         self.run_shards(tasks, workers, stop, &mut watch, false)
     }
 
-    /// As [`run`](Self::run). `strict`: a task that fails because of an input ends the run with its
-    /// error.
+    /// Like [`run`](Self::run). `strict`: a task that fails because of an input ends the run with
+    /// its error.
     pub(super) fn run_shards(
         &self,
         tasks: &Tasks,
@@ -97,9 +97,10 @@ impl Plan {
         })
     }
 
-    /// Runs tasks of a plan of files or pictures. `work` gets the number of the first input, and
-    /// inputs in order: one file, or up to 1,024 pictures. It returns their counts and their
-    /// damage. Otherwise as [`run`](Self::run). An error of `work` fails the task.
+    /// Runs tasks of a plan of files or pictures. `work` is called with the number of the first
+    /// input and the next inputs in order: one file, or up to 1,024 pictures. It returns the counts
+    /// and the damage of these inputs. Otherwise like [`run`](Self::run). An error of `work` fails
+    /// the task.
     pub fn run_files(
         &self,
         tasks: &Tasks,

@@ -33,7 +33,7 @@ const WINDOW_BYTES: u64 = 32 << 20;
 pub(super) struct Task<'a> {
     maker: Maker<'a>,
     order: Option<Permutation>,
-    /// The task's positions in the order.
+    /// The task's range of positions in the (shuffled) order of all pictures.
     positions: Range<u64>,
     format: Format,
     /// Name of the shard.
@@ -143,7 +143,7 @@ impl<'a> Task<'a> {
     /// Writes one picture, or its line of the ledger.
     fn take(&mut self, made: Made) -> Result<()> {
         let Made { picture, result } = made;
-        // A path in the list is relative to the folder.
+        // Paths in manifest and ledger are relative to the input folder.
         let plan = self.maker.plan;
         let source = output::escaped(
             picture
@@ -153,7 +153,7 @@ impl<'a> Task<'a> {
         );
         let (outcome, bytes) = match result {
             Ok(made) => made,
-            // The picture is to blame, not the machine.
+            // A decode error is the picture's fault, not the machine's.
             Err(error) if self.maker.settings.skip_damaged && error.stage() == Stage::Decode => {
                 self.done.damaged += 1;
                 return self
@@ -245,8 +245,8 @@ impl<'a> Task<'a> {
             let path = self.maker.plan.dir.join(&self.name);
             self.done.shard = Some(Output::of(&path, self.name)?);
             if self.format == Format::Tar {
-                // The first open scans the shard, while it is in the page cache, and saves the
-                // index.
+                // Open the shard now, while it is in the page cache: the first open scans it and
+                // saves the index.
                 Tar::open(&path)?;
             }
         }

@@ -1,4 +1,4 @@
-//! The tasks of one process: a part of all tasks, a list, or the launcher's choice.
+//! Selects the tasks of one process: an equal part of all tasks, a list, or the launcher's choice.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::order::Rank;

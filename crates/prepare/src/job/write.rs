@@ -35,7 +35,7 @@ impl Shards {
         mut watch: impl FnMut(Event<'_>) -> ControlFlow<()> + Send,
     ) -> Result<Finished> {
         let (mut plan, _lock) = self.planned(from.as_ref(), to.as_ref())?;
-        // This call decides, not the call that left the plan.
+        // This call decides whether damaged pictures are skipped, not the call that left the plan.
         if let Work::Shards(settings) = &mut plan.head.work {
             settings.skip_damaged = self.settings.skip_damaged;
         }
@@ -64,7 +64,7 @@ impl Shards {
                 Error::new(ErrorKind::Cancelled, Stage::Write, message).with_path(to.as_ref())
             );
         }
-        // Every shard has been read by now.
+        // `run` has read every shard that it did not write, so comparing lengths is enough.
         let finished = plan.finish_alone(Check::Lengths, self.workers)?;
         if !finished.missing.is_empty() {
             let message = format!(
@@ -113,7 +113,7 @@ impl Shards {
                  folder: use those again, or remove the output folder";
             return Err(bad(message).with_path(old.reader.path()));
         }
-        // Lists the pictures again. An equal plan stays.
+        // List the pictures again. If they have not changed, the old plan stays.
         let plan = self
             .plan_in(&root, to, tasks)
             .map_err(|error| match error.kind() {

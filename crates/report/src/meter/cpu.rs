@@ -21,7 +21,7 @@ pub struct Threads {
     consumer: AtomicU32,
 }
 
-/// Stage, id, and the times before it was enlisted.
+/// A thread's stage, its id, and its CPU time and run delay before it was enlisted.
 type Enlisted = (PipelineStage, u32, (u64, u64));
 
 impl Threads {
@@ -96,7 +96,7 @@ impl Cpu {
         }
     }
 
-    /// The quota and its counts, for a process that uses at most `cores` cores at once.
+    /// Reads the quota and its counts, for a process that uses at most `cores` cores at once.
     fn of_groups(groups: &str, cores: u64, read: impl Fn(&Path) -> Option<String>) -> Self {
         let mut own = Self::default();
         for folder in cgroup::folders(groups, "cpu") {
@@ -139,7 +139,7 @@ impl Cpu {
     }
 }
 
-/// The number of cores that the process may use, or of its threads if there are fewer.
+/// The number of cores that the process may use, or the number of its threads if that is smaller.
 fn cores_at_once() -> u64 {
     let cores = rustix::thread::sched_getaffinity(None).map_or(1, |cores| cores.count().into());
     let threads =

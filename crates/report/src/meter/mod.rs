@@ -1,5 +1,5 @@
-//! The meters of all stages: numbers without a judgement, and no lock per sample. Stages are only
-//! labels here; the module imports only `cgroup`, `error` and `sync`.
+//! The meters of all stages. They only count and do not interpret, and they take no lock per
+//! sample. Stages are only labels here; the module imports only `cgroup`, `error` and `sync`.
 //!
 //! ```text
 //! stages ──► Meters ──┬─► Snapshot   sums until a moment, for the verdict of `report`
@@ -52,7 +52,7 @@ pub struct Meters {
     pub rings: Rings,
 }
 
-/// The number of slots at each place, over time.
+/// The number of slots in each state, over time.
 #[derive(Debug, Default)]
 pub struct SlotMeters {
     /// Indexed by [`Stay`]; the entry `Free` counts all announced slots.
@@ -104,7 +104,7 @@ impl SlotMeters {
     fn of(&self, stay: Stay, read: impl Fn(&Area) -> u64) -> u64 {
         let number = read(&self.areas[stay as usize]);
         let elsewhere = &self.areas[1..];
-        // Free slots are those at no other place.
+        // Slots in no other state are free.
         if stay == Stay::Free {
             number.saturating_sub(elsewhere.iter().map(read).sum())
         } else {
@@ -128,7 +128,7 @@ impl Meters {
         }
     }
 
-    /// Moves a slot to another place. Idle workers change from ahead to starved when the first slot
+    /// Moves a slot to another state. Idle workers change from ahead to starved when the first slot
     /// begins to be filled, and back when the last is full.
     pub fn move_slot(&self, slot: &SlotTimes, stay: Stay, now: u64) {
         self.slots.move_to(slot, stay, now);
@@ -137,8 +137,8 @@ impl Meters {
         }
     }
 
-    /// Notes that one more worker is busy (`by` 1) or one fewer (-1), or that only the filling of
-    /// slots has changed (0).
+    /// Notes that one more worker is busy (`by` is 1), one fewer (-1), or that only the number of
+    /// slots being filled has changed (0).
     pub fn change_working(&self, by: i64, now: u64) {
         if now == 0 {
             return;
@@ -160,7 +160,7 @@ impl Meters {
         self.slots.inside(Stay::Filling) > 0
     }
 
-    /// The lengths of all queues, and the busy workers.
+    /// The current lengths of all queues, and the number of busy workers.
     pub fn gauges(&self, now: u64) -> Gauges {
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
@@ -203,7 +203,8 @@ impl Meters {
         }
     }
 
-    /// All numbers until now. `settings` adds the numbers that the meters do not have.
+    /// All measurements since the loader was built. `settings` adds the numbers that the meters do
+    /// not have.
     pub fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
         let [busy_ns, no_slot_ns] = self.planner.read([Planning::Busy, Planning::NoSlot], now);
@@ -280,7 +281,7 @@ pub struct Totals {
     pub map_batch_ns: u64,
 }
 
-/// Numbers of a snapshot that are not meters.
+/// Numbers that a snapshot needs and that the meters do not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub reader: ReaderInUse,

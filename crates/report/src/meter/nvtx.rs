@@ -52,12 +52,13 @@ const MESSAGE_REGISTERED: i32 = 3;
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const LONGEST: usize = 16;
 
-/// A tool writes its functions into these.
+/// A tool writes pointers to its functions into these slots.
 type RangeSlot = AtomicPtr<c_void>;
 static SLOTS: [[RangeSlot; LONGEST]; SIZES.len()] =
     [const { [const { RangeSlot::new(null_mut()) }; LONGEST] }; SIZES.len()];
 
-/// The slots for the functions of each module; null for number 0 and after the last function.
+/// For each module, pointers to the slots of its functions; null for number 0 and after the last
+/// function.
 type EntryTable = [Option<&'static RangeSlot>; LONGEST + 1];
 static TABLES: [EntryTable; SIZES.len()] = {
     let mut tables = [[None; LONGEST + 1]; SIZES.len()];
@@ -140,7 +141,7 @@ unsafe extern "C" fn module_table(
     let Some(found) = TABLES.get(module as usize).filter(|_| module > 0) else {
         return 0;
     };
-    // SAFETY: the tool passes places to write to, or null.
+    // SAFETY: the tool passes pointers that may be written through, or null.
     unsafe {
         if !size.is_null() {
             *size = SIZES[module as usize] as c_uint;
@@ -179,7 +180,7 @@ const NAMES: [&CStr; 3] = [c"wait", c"copy", c"operations"];
 /// A loaded tool.
 struct Tool {
     domain: usize,
-    /// Kind and value of each name's message.
+    /// Kind and value of the NVTX message for each name.
     names: [(i32, usize); NAMES.len()],
     ranges: Option<(RangeStart, RangeEnd)>,
     stacks: Option<(RangePush, RangePop)>,
@@ -227,7 +228,7 @@ fn initialize(path: &OsStr) -> Result<(), String> {
 
 impl Tool {
     fn new() -> Self {
-        // SAFETY: these are the types of the functions of these numbers in NVTX's headers.
+        // SAFETY: NVTX's headers give the functions with these numbers these types.
         let (domain, register, ranges, stacks) = unsafe {
             let start = function::<RangeStart>(RANGE_START);
             let push = function::<RangePush>(RANGE_PUSH);

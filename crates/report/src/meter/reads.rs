@@ -1,4 +1,4 @@
-//! Counts of readers, of stores and of direct reads.
+//! Counts of readers, local caches and direct reads.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -53,7 +53,7 @@ pub struct CacheReads {
     pub hits: u64,
     /// Reads from the network.
     pub misses: u64,
-    /// Blocks that were downloaded and written.
+    /// Blocks that were downloaded and written to the local disk.
     pub blocks: u64,
     /// Bytes of these blocks.
     pub bytes: u64,
@@ -102,7 +102,7 @@ pub struct DirectReads {
     pub bytes: u64,
     /// Rows that came through the host, because cuFile could not read them.
     pub host_rows: u64,
-    /// The reason for the first of these rows.
+    /// Why the first of these rows came through the host.
     pub why_host: Option<String>,
 }
 

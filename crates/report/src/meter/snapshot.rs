@@ -23,7 +23,7 @@ pub struct Snapshot {
     /// Time since the loader was built.
     pub at_ns: u64,
     /// The part of `at_ns` in which an iterator was alive and had delivered its first batch. All
-    /// shares are relative to it.
+    /// shares are relative to this time.
     pub steady_ns: u64,
     /// The totals of an epoch over all ranks, known before its first batch.
     #[serde(default)]
@@ -147,12 +147,12 @@ pub struct Consumer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceCount {
-    /// Samples drawn from it.
+    /// Samples drawn from this source.
     pub delivered: u64,
-    /// Samples that its weights ask for, up to the run's current position.
+    /// Samples that the mixture's weights ask of this source, up to the run's current position.
     #[serde(default)]
     pub asked: f64,
-    /// Samples in one pass over it.
+    /// Samples in one pass over this source.
     pub samples: u64,
     /// Passes so far: 1.25 is one and a quarter.
     pub passes: f64,
@@ -208,8 +208,8 @@ pub struct GpuIdle {
     /// Steps that asked for a batch when the stream had no work left.
     #[serde(default)]
     pub dry_steps: u64,
-    /// Dry steps without a mark after their work: it is not known how long
-    /// the host was late.
+    /// Dry steps without `Loader::mark` after their work, so it is not known how long the host was
+    /// late.
     #[serde(default)]
     pub unmarked_steps: u64,
     /// Steps that were not measured, by reason, without the first of each iterator.
@@ -249,14 +249,14 @@ pub struct Unmeasured {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OrderStage {
-    /// Time for which it planned batches, submitted reads and took completions.
+    /// Time in which the planner planned batches, submitted reads and took completions.
     pub busy_ns: u64,
     /// CPU time of the thread.
     pub cpu_ns: Option<u64>,
     /// Time for which this thread was runnable without a core.
     #[serde(default)]
     pub delay_ns: Option<u64>,
-    /// Time for which it could plan nothing because no slot was free.
+    /// Time in which the planner could plan nothing because no slot was free.
     pub no_slot_ns: u64,
 }
 
@@ -274,7 +274,7 @@ pub struct StorageStage {
     pub blocked_ns: u64,
     /// Maximum number of reads in flight.
     pub depth: u32,
-    /// Sum over time of the reads in flight: divide by the steady time for the mean.
+    /// Integral over time of the number of reads in flight. Divide by the steady time for the mean.
     pub in_flight_ns: u64,
     /// The reader's counts. Serialised as fields of this stage, not as a group.
     #[serde(flatten)]
@@ -289,7 +289,7 @@ pub struct StorageStage {
     pub cached_bytes: u64,
     /// Samples that went from their reads into their rows without a worker.
     pub in_place: u64,
-    /// Reads that failed and succeeded when they were repeated, since the beginning.
+    /// Reads that failed at first and succeeded when repeated, since the loader was built.
     #[serde(default)]
     pub recovered: u64,
     /// Lookups of extents in the page cache before they are read; `None` where the reader does no
@@ -331,13 +331,13 @@ impl fmt::Display for Lookups {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReaderInUse {
-    /// How it reads files.
+    /// How the reader reads files.
     pub kind: ReaderKind,
-    /// Whether the caller named it, instead of leaving the choice to the loader.
+    /// Whether the caller chose the reader, instead of leaving the choice to the loader.
     pub explicit: bool,
-    /// Whether it reads files on a network mount that no cache keeps.
+    /// Whether the reader reads files on a network mount without a local cache.
     pub mount: bool,
-    /// Whether it reads objects in stores.
+    /// Whether the reader reads objects in stores.
     pub objects: bool,
     /// Whether a local cache keeps objects and files on network mounts.
     pub cached: bool,
@@ -428,8 +428,8 @@ pub struct DecodeStage {
     /// The part of the busy time in `map_batch`.
     #[serde(default)]
     pub map_batch_ns: u64,
-    /// Whether `map_batch` holds a lock, so that one thread at a time runs it: that of Python's
-    /// interpreter.
+    /// Whether `map_batch` holds a lock (the Python interpreter's), so that only one thread at a
+    /// time runs it.
     #[serde(default)]
     pub map_batch_in_turn: bool,
     /// CPU time of their threads, summed.
@@ -439,16 +439,17 @@ pub struct DecodeStage {
     pub delay_ns: Option<u64>,
     /// Idle time while batches were being filled, summed: they waited for storage or the order.
     pub starved_ns: u64,
-    /// Idle time without a batch to fill, summed: they are ahead.
+    /// Idle time without a batch to fill, summed over the workers: they are ahead of the consumer.
     pub ahead_ns: u64,
-    /// Sum over time of the samples and runs of rows in the workers' queues.
+    /// Integral over time of the number of work items (samples or runs of rows) in the workers'
+    /// queues.
     pub queued_ns: u64,
     /// Samples copied or decoded.
     pub samples: u64,
     /// Counts of chunks, for datasets in chunks.
     #[serde(default)]
     pub chunks: Option<Chunks>,
-    /// Durations of the pieces of work.
+    /// Durations of the work items (samples or runs of rows).
     pub latency: Latency,
 }
 
@@ -456,7 +457,7 @@ pub struct DecodeStage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Chunks {
-    /// Chunks opened, since the beginning.
+    /// Chunks opened since the loader was built.
     pub opened: u64,
     /// Samples in the opened chunks; those of a chunk opened twice count twice.
     pub samples: u64,
@@ -533,13 +534,13 @@ impl fmt::Display for CopyStage {
 pub struct Slots {
     /// Number of slots.
     pub count: u32,
-    /// Sum over time of the free slots.
+    /// Integral over time of the number of free slots.
     pub free_ns: u64,
-    /// Sum over time of the slots being filled.
+    /// Integral over time of the number of slots being filled.
     pub filling_ns: u64,
-    /// Sum over time of the full slots that wait for their turn.
+    /// Integral over time of the number of full slots that wait for earlier batches.
     pub full_ns: u64,
-    /// Sum over time of the slots held by the consumer.
+    /// Integral over time of the number of slots held by the consumer.
     pub held_ns: u64,
 }
 
@@ -568,8 +569,8 @@ impl Snapshot {
         (delivered > 0).then(|| chunks.samples as f64 / delivered as f64)
     }
 
-    /// Keeps every number from falling below an earlier snapshot: a number read while it changes
-    /// can be off by a moment.
+    /// Keeps every number from falling below an earlier snapshot, because a number that is read
+    /// while it changes can be slightly off.
     #[doc(hidden)]
     pub fn raise(&mut self, before: &Self) {
         self.combine(before, u64::max);

@@ -1,4 +1,4 @@
-//! The meters of each stage, and the states of its threads. Each group gives its part of a
+//! The meters of each stage, and the states of its threads. Each group fills its part of a
 //! [`Snapshot`](super::Snapshot).
 
 use super::reads::{DirectReads, ReadStats};
@@ -58,14 +58,14 @@ pub enum Planning {
     #[default]
     Waiting,
     Busy,
-    /// Waiting for a slot, with more to plan.
+    /// Waiting for a slot, with more batches to plan.
     NoSlot,
 }
 
 /// State of the consumer.
 #[derive(Debug, Default)]
 pub enum Consuming {
-    /// Its own work, or the wait for a first batch.
+    /// The consumer does its own work, or waits for the first batch of an iterator.
     #[default]
     Own,
     Waiting,
@@ -135,8 +135,8 @@ impl ConsumerMeters {
 pub struct StorageMeters {
     /// Reads in flight.
     pub reading: Flow,
-    /// The time of the consumer's last batch, and the sum over time of the reads in flight until
-    /// then.
+    /// The time of the consumer's last batch, and the integral of the number of reads in flight
+    /// until then.
     moment: [AtomicU64; 2],
     /// Whether rows wait for room for their bytes.
     pub no_room: States<bool, 2>,
@@ -145,7 +145,7 @@ pub struct StorageMeters {
     pub latency: Histogram,
     /// Bytes that workers copied from the page cache.
     pub cached_bytes: Lone<Counter>,
-    /// Written at each of the planner's turns.
+    /// The reader's counts, stored on each iteration of the planner's loop.
     pub(super) stats: Lone<Mutex<ReadStats>>,
 }
 
@@ -187,7 +187,7 @@ impl StorageMeters {
 #[derive(Debug, Default)]
 pub struct DecodeMeters {
     pub(crate) pool: Pool,
-    /// Pieces of work in the workers' queues.
+    /// Number of work items in the workers' queues.
     pub queued: Area,
     pub latency: Histogram,
     /// Time of workers in `map_batch`.

@@ -49,7 +49,7 @@ pub struct Gauges {
     pub at_ns: u64,
     /// Reads in flight: the mean since the previous moment, rounded.
     pub in_flight: u32,
-    /// Pieces of work in the workers' queues.
+    /// Number of work items in the workers' queues.
     pub queued: u32,
     /// Busy workers.
     pub working: u32,
@@ -57,19 +57,19 @@ pub struct Gauges {
     pub free_slots: u32,
     /// Slots being filled.
     pub filling_slots: u32,
-    /// Full slots that wait for their turn.
+    /// Full slots that wait for earlier batches.
     pub full_slots: u32,
     /// Batches held by the consumer.
     pub held: u32,
 }
 
-/// The last batches and moments, oldest first.
+/// The last batches and queue lengths, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Timeline {
     /// Batches handed out.
     pub batches: Vec<BatchRecord>,
-    /// Queue lengths at moments, at most one for each batch.
+    /// Queue lengths, sampled at most once per batch.
     pub gauges: Vec<Gauges>,
     /// Work of each thread of the loader and of each stream of the device. A track can reach back
     /// further than the batches, or less far.
@@ -81,9 +81,9 @@ pub struct Timeline {
 /// The number of remembered batches, each with the queue lengths when it was handed out: 128 KiB.
 const REMEMBERED: usize = 1024;
 
-/// The last batches and moments: the consumer notes a batch, and the thread that drops the batch
-/// notes the drop. Each of the two takes a lock; there is none per sample. All memory is reserved
-/// at the start.
+/// The last batches and queue lengths. The consumer records a batch, and the thread that drops the
+/// batch records the drop. Each takes a lock once per batch, never per sample. All memory is
+/// reserved at the start.
 #[derive(Debug)]
 pub struct Recorder(Mutex<VecDeque<(BatchRecord, Gauges)>>);
 

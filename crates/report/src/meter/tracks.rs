@@ -5,8 +5,8 @@
 //! ```
 //!
 //! One writer per ring, no lock, no allocation; three stores per span. A span of the same kind of
-//! work as the last span, at most [`GAP`] after it, extends the last span, up to [`LONG`]. So tiny
-//! pieces of work do not displace all others; the price is that short gaps are not shown.
+//! work as the last span, at most [`GAP`] after it, extends the last span, up to [`LONG`]. So many
+//! tiny spans do not displace all others, but short gaps are not shown.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -23,7 +23,7 @@ pub struct Track {
     pub spans: Vec<Span>,
 }
 
-/// A stretch of work.
+/// A period of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Span {
@@ -115,7 +115,7 @@ const GAP: u64 = 10_000;
 /// Longest span that merging gives, in nanoseconds.
 const LONG: u64 = 1_000_000;
 
-/// The last spans of one thread, which alone writes them.
+/// The last spans of one thread. Only that thread writes to the ring.
 #[derive(Debug)]
 pub struct Ring {
     /// Begin, end, work.
@@ -133,7 +133,7 @@ impl Default for Ring {
 }
 
 impl Ring {
-    /// Notes work. Only the ring's thread calls this. Times of 0 come from a loader that measures
+    /// Records work. Only the ring's thread may call this. Times of 0 mean that the loader measures
     /// nothing.
     pub fn note(&self, begin: u64, end: u64, what: Work) {
         if end == 0 {
@@ -200,7 +200,7 @@ impl Ring {
 #[derive(Debug, Default)]
 pub struct Rings {
     pub planner: Ring,
-    /// By index in the pool.
+    /// Rings of the workers, by index in the pool.
     workers: Box<[Ring]>,
     /// Copies to the device, in their order on the copy stream.
     pub copies: Option<Ring>,

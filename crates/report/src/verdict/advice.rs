@@ -1,4 +1,4 @@
-//! The advice of a verdict: the most promising first, with the names of the settings.
+//! The advice of a verdict, the most promising first, with the names of the settings to change.
 
 use super::{Case, LACKS, WhyUnmeasured, first_share, slots_bound_reads, slots_lack};
 use crate::depth::{Headroom, link_is_full, network_share, on_network_mount};
@@ -10,9 +10,9 @@ use crate::{Advice, Cause, Change, Prediction, Remedy, StageLoad, WhatIf};
 use feedline_base::setting::Setting;
 use feedline_core::storage::{Direct, Mode};
 
-/// Smaller samples cost more by their number than by their bytes.
+/// For samples with fewer bytes than this, their number costs more than their bytes.
 const SMALL: f64 = 4096.0;
-/// With more of the depth filled, more slots promise less than other changes.
+/// If reads fill more than this share of the depth, other changes promise more than more slots.
 const MUCH_FILLED: f64 = 0.8;
 
 impl Case<'_> {
@@ -112,7 +112,7 @@ impl Case<'_> {
             "The consumer's own work takes the time; with less of it the loader would \
              give {most}{next}."
         );
-        // The consumer keeps some work.
+        // The consumer cannot become infinitely fast, so this is an upper bound.
         vec![Advice::new(Remedy::Consumer, text).predicting(&Prediction {
             at_most: true,
             ..faster
@@ -161,7 +161,7 @@ impl Case<'_> {
             Some((workers, then)) => {
                 let rate = self.rate(then);
                 let next = self.next(then);
-                // Without work of the consumer there is no limit to the useful cores.
+                // If the consumer does no work of its own, any number of cores is useful.
                 let needs = match self.loads.has_demand() {
                     true => format!("{what} {needed:.1} cores, has {}: ", decode.workers),
                     false => String::new(),
@@ -185,7 +185,8 @@ impl Case<'_> {
             }
         }
         all.push(self.less_work(cause));
-        // Copies are bound by their number or bytes: cores come second.
+        // For workers that only copy, fewer or smaller copies help more than cores, so cores come
+        // second.
         if all.len() == 2 && all[0].remedy == Remedy::Cores && decode.effort <= Effort::Light {
             all.swap(0, 1);
         }
@@ -228,7 +229,7 @@ impl Case<'_> {
     }
 
     /// Whether the lock of `map_batch` may be the limit: threads that hold it in turn use up to one
-    /// core. With less, they wait for something else.
+    /// core. If they use less, they wait for something else.
     fn waits_in_turn(&self) -> bool {
         self.snapshot.decode.map_batch_in_turn && self.loads.working * self.loads.on_cpu >= 0.5
     }
@@ -280,7 +281,8 @@ impl Case<'_> {
         let decode = &self.snapshot.decode;
         let most = match decode.cores {
             0 => decode.workers.saturating_mul(4),
-            // Blocked workers leave their cores to others; how far that scales has not been tried.
+            // Blocked workers leave their cores to others, so more workers than cores may help. How
+            // far this scales was not measured.
             cores if self.blocked() => ((f64::from(cores) / self.loads.on_cpu) as u32)
                 .min(decode.workers.saturating_mul(8)),
             _ => self.loads.cores.ceil() as u32,
@@ -408,7 +410,7 @@ impl Case<'_> {
                 "{} keeps objects on a local disk from the first epoch on",
                 Setting::Cache
             ),
-            // Counts of the steady time may be 0; the reason stays.
+            // The counts of the steady time may be 0, but the reason is kept.
             Some(CacheReads {
                 why: Some(why),
                 is_full,

@@ -1,5 +1,5 @@
-//! Advice and evidence as values: codes, settings, amounts with units. Their sentences are for
-//! people.
+//! Advice and evidence as values: codes, settings, amounts with units. The sentences with them are
+//! for people.
 
 use crate::Prediction;
 use feedline_base::setting::Setting;
@@ -16,7 +16,8 @@ pub struct Advice {
     /// The setting to change, by its name in this program: in Rust, in Python or on the command
     /// line.
     pub setting: Option<String>,
-    /// Its new value. `None`: it depends on the machine or the data; the text gives the direction.
+    /// The setting's new value. `None` if the value depends on the machine or the data; the text
+    /// then says in which direction to change it.
     pub value: Option<Value>,
     /// The predicted effect, if there is a model of it.
     pub prediction: Option<Prediction>,
@@ -53,7 +54,7 @@ pub enum Remedy {
     MemoryBudget,
     /// Larger batches.
     BatchSize,
-    /// The stream of the steps given to the loader.
+    /// Tell the loader on which stream the steps run.
     Stream,
     /// Reading ahead across the ends of epochs.
     Epochs,
@@ -153,7 +154,7 @@ pub enum Measure {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Unit {
-    /// A part of 1.
+    /// A share between 0 and 1.
     Share,
     /// Samples per second.
     SamplesPerS,
@@ -185,7 +186,7 @@ impl Advice {
         Some(Self::new(remedy, format!("{with}{rest}")).valued(setting, value))
     }
 
-    /// Adds the setting that the sentence is about.
+    /// Adds the name of the setting that the sentence is about.
     pub(super) fn about(self, setting: Setting) -> Self {
         let name = setting
             .there()

@@ -1,4 +1,4 @@
-//! The verdict on a snapshot: the limiting stage, its confidence, evidence and advice. Pure.
+//! The verdict on a snapshot: the limiting stage, the confidence, evidence and advice. No I/O.
 //!
 //! ```text
 //! a GPU, and no step measured on its stream? ──yes──► unknown
@@ -25,8 +25,8 @@
 //! planner without a slot, rows without room, full slots without room on the device? ──yes──► memory budget
 //! ```
 //!
-//! Loads (see [`load`](super::load)) are in proportion to demands, in any pattern of waits. So the
-//! walk upstream compares numbers: a stage that mostly waited for its input has a low load. Another
+//! Loads (see [`load`](super::load)) are in proportion to demands, whatever the stages wait for. So
+//! loads can be compared directly: a stage that mostly waited for its input has a low load. Another
 //! stage with at least 1 / 1.25 of the highest load is named as well: it would be next, and the
 //! measurement cannot tell the two apart.
 //!
@@ -36,11 +36,11 @@
 //!   So at 0.87 and above nothing else can be the cause by 20 %. Below that, stages lose time by
 //!   waiting for each other, and room (slots) helps.
 //! - If slots bound the reads in flight, one snapshot cannot distinguish a storage device at its
-//!   limit from one with few reads that wait for its latency. Both are named then.
-//! - The loads are means: rare stalls look like a memory budget too small to bridge them, and that
-//!   is what they show.
-//! - Without work of the consumer there is no demand, and nothing is late: the text says "as fast
-//!   as it goes", with the limit.
+//!   limit from one with few reads that wait for its latency. The verdict then names both.
+//! - The loads are means: rare stalls look like a memory budget that is too small to bridge them,
+//!   and a larger budget would in fact bridge them.
+//! - If the consumer does no work of its own, there is no demand and nothing is late: the text says
+//!   "as fast as it goes", with the limit.
 //! - A figure for more slots would be an extrapolation, so the advice gives none.
 //! - Starvation is measured in the steady time: first batches of iterators are reported separately.
 
@@ -64,13 +64,13 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Verdict {
-    /// [`VERSION`](Self::VERSION) of its maker: increases if a field or a code gets another
-    /// meaning.
+    /// The [`VERSION`](Self::VERSION) of the program that made the verdict. It increases if a field
+    /// or a code changes its meaning.
     #[serde(default)]
     pub version: u32,
     /// The limiting stage.
     pub cause: Cause,
-    /// Another stage within 20 % of limiting.
+    /// Another stage that is within 20 % of being the limit.
     pub also: Option<Cause>,
     /// Share of the steady time in which the consumer (on a GPU, its stream) waited for batches; 0
     /// if the cause is [`Unknown`](Cause::Unknown).
@@ -83,7 +83,7 @@ pub struct Verdict {
     pub advice: Vec<Advice>,
     /// The stages with work, from the consumer upstream.
     pub stages: Vec<StageLoad>,
-    /// Whether the consumer works between two batches. Without a demand the cause is the limit of
+    /// Whether the consumer works between two batches. If it does not, the cause is the limit of
     /// the loader alone.
     pub demand: bool,
     /// The work of the decode workers.
@@ -116,14 +116,15 @@ impl fmt::Display for Strength {
     }
 }
 
-/// Below this share of starvation the consumer is fed.
+/// Below this share of starvation, the consumer counts as not starved.
 const FED: f64 = 0.02;
 /// Stages are saturated from this load on.
 const SATURATED: f64 = 0.87;
-/// Another stage is close to the cause from this part of its load on.
+/// Another stage counts as close to the limit if its load is at least this fraction of the cause's
+/// load.
 const NEAR: f64 = 0.8;
-/// The planner, rows or copies lack room if they do for this share of the time (for the planner, of
-/// the time in which it does not compute).
+/// The planner, rows or copies count as lacking room from this share of the time on (for the
+/// planner, of the time in which it does not compute).
 const LACKS: f64 = 0.3;
 /// Hand-over is the cause if the summed work of all stages is less than this share of the time.
 const AT_WORK: f64 = 0.6;
@@ -148,7 +149,8 @@ const MOSTLY_LOST: f64 = 0.5;
 const HANDED_NS: f64 = 2e6;
 
 impl Verdict {
-    /// The version of its fields and codes. New ones may be added without a new version.
+    /// The version of the verdict's fields and codes. Fields and codes may be added without a new
+    /// version.
     pub const VERSION: u32 = 1;
 
     /// The verdict on what was measured.
@@ -159,7 +161,7 @@ impl Verdict {
         let (cause, also) = match decide(&loads, snapshot) {
             // No measurement shows whether the loader or the consumer was late.
             _ if loads.starved.is_none() => (Cause::Unknown, None),
-            // The consumer was fed in a small part of the time: no evidence for the rest.
+            // The steady time was only a small part of all time, so it is no evidence for the rest.
             (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => {
                 (Cause::Unknown, None)
             }
@@ -265,7 +267,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
             .filter(|stage| *stage != cause)
             .collect();
         let least = NEAR * loads.likely(cause);
-        // Storage last: its upper bound decides.
+        // Storage comes last, because its load is only an upper bound.
         let storage = (cause != Storage && loads.storage >= least).then_some(Storage);
         top(&others)
             .filter(|other| loads.likely(*other) >= least)
@@ -283,7 +285,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     // device that always reads is the limit, unless most of the time is such a wait.
     let reads =
         (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
-    // The saturated stage's own loss bounds the gain of more cores.
+    // More cores gain at most what the saturated stage itself lost by waiting for cores.
     let delay = snapshot.decode.delay_ns.unwrap_or(0);
     let busy = snapshot.decode.busy_ns;
     let decoding = loads.decode >= SATURATED && ratio(delay as f64, busy as f64) < 0.5 * LOST;

@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The oldest supported cuFile, of CUDA 12.0.
+/// The oldest supported version of cuFile, which came with CUDA 12.0.
 pub(super) const OLDEST: (u32, u32) = (1, 5);
 
 /// The reason not to use GPUDirect Storage, displayed as one sentence that ends with a remedy.
@@ -165,7 +165,7 @@ fn allows_p2p(text: &str) -> bool {
 /// Checks the system below `root` (`/` except in tests).
 pub(super) fn check(root: &Path) -> Result<(), Absent> {
     let modules = root.join("proc/modules");
-    // Read, not just tested for existence: it may exist and be unreadable.
+    // Read the file instead of testing that it exists: it may exist but be unreadable.
     if std::fs::read(&modules).is_err() {
         return Err(Absent::NoModules { path: modules });
     }

@@ -63,7 +63,7 @@ pub(super) struct RawHandle(usize);
 
 type Plain = unsafe extern "C" fn() -> Status;
 
-/// The symbols. Those unnecessary for reads are optional.
+/// The symbols of the library. Symbols that reads do not need are optional.
 #[derive(Debug)]
 pub(super) struct Api {
     /// Name or path of the library, as loaded.
@@ -95,7 +95,7 @@ unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
 }
 
 impl Api {
-    /// Loads the first available library. If one is named, tries only that one.
+    /// Loads the first available library. If `named` is set, tries only that library.
     pub(super) fn load(named: Option<&Path>) -> Result<Self, Absent> {
         let candidates = match named {
             Some(path) => vec![path.as_os_str().to_owned()],
@@ -250,7 +250,7 @@ impl Api {
         self.set_level.is_some() && self.start.is_some() && self.level3.is_some()
     }
 
-    /// Enables statistics per GPU; keeps a higher level.
+    /// Raises the statistics level to 3 (per GPU), unless it is higher already.
     pub(super) fn raise_level(&self) -> bool {
         let mut level: c_int = 0;
         // SAFETY: writes one int to a live local.
@@ -279,7 +279,7 @@ impl Api {
         }
     }
 
-    /// The bytes of `cuFileGetStatsL3`, written over the pattern of `stats`.
+    /// The output of `cuFileGetStatsL3`, written over a buffer filled with `stats::PATTERN`.
     pub(super) fn statistics(&self) -> Option<Vec<u64>> {
         let mut room = vec![stats::PATTERN; stats::ROOM];
         // SAFETY: the buffer is thirteen times as large as the structure of 1.20, and aligned for

@@ -1,4 +1,4 @@
-//! Results of cuFile calls as errors. Pure.
+//! Converts results of cuFile calls to errors. No I/O.
 //!
 //! ```text
 //! cuFileRead:  n ≥ 0          bytes
@@ -28,7 +28,7 @@ pub(crate) struct Failure {
     cause: FailureCause,
 }
 
-/// The origin of a failure.
+/// Where a failure comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FailureCause {
     /// The operating system, with this errno.
@@ -97,7 +97,8 @@ impl Failure {
     }
 }
 
-/// Result of a `cuFileRead` of `asked` bytes; `errno` as read right after the call.
+/// Interprets the return value of a `cuFileRead` of `asked` bytes. `errno` was read right after the
+/// call.
 pub(super) fn outcome(returned: isize, asked: usize, errno: i32) -> Result<usize, FailureCause> {
     if let Ok(bytes) = usize::try_from(returned) {
         // A library that returns more than requested has written out of bounds, or counts wrongly.

@@ -59,7 +59,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use watch::Silent;
 
-/// Alignment of registered memory; a direct read needs it for offsets and length too.
+/// Alignment of registered memory, in bytes. Direct reads also need it for offsets and lengths.
 pub(crate) const ALIGN: u64 = 4096;
 
 /// Options of [`CuFile::open_with`].
@@ -107,7 +107,7 @@ struct Opened {
     stats: bool,
 }
 
-/// Libraries whose opening did not return. Each keeps a thread, perhaps for ever.
+/// Libraries whose open call did not return. Each blocks a thread, perhaps for ever.
 static SILENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// The driver of [`CuFile::get`], and whether it is open, opening or closing.
@@ -126,7 +126,7 @@ impl Drop for Turn {
 }
 
 impl CuFile {
-    /// The driver of this process; opened unless in use already.
+    /// The driver of this process. Opens it unless it is in use already.
     ///
     /// Takes at most the deadline of [`Options::default`], or twice that if a driver must be closed
     /// first. The caller must know that CUDA is usable: newer libraries open without it.
@@ -146,7 +146,8 @@ impl CuFile {
         Ok(opened)
     }
 
-    /// Whether an open driver could bypass host memory; otherwise the reason not to open it.
+    /// Checks whether a driver, once open, could bypass host memory. If not, returns the reason not
+    /// to open it.
     pub(crate) fn check_direct(root: &Path) -> Result<(), Absent> {
         let allowed = absent::may_be_direct(root, &|name| std::env::var_os(name));
         if allowed {
@@ -289,7 +290,7 @@ impl CuFile {
     /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset`, and waits for them.
     /// `device_ptr` is the start of a registered buffer.
     ///
-    /// A short read is returned as such: at the end of the file, or 0 bytes after it.
+    /// A read may return fewer bytes at the end of the file, and 0 bytes after the end.
     ///
     /// # Safety
     ///
@@ -340,7 +341,8 @@ impl CuFile {
         Ok(bytes)
     }
 
-    /// Counters of the library's GPU `gpu`, or else of the machine; `None` if neither is available.
+    /// Counters of the GPU with the library's number `gpu`, or else of the whole machine; `None` if
+    /// neither is available.
     ///
     /// For a few calls per epoch: it allocates. The library has its own GPU numbers; compare the
     /// UUID with the device's.

@@ -1,5 +1,5 @@
-//! Actual routes of the bytes, from counters, because the success of a read does not show its
-//! route. Pure.
+//! Finds the actual route of the bytes from counters, because the success of a read does not show
+//! its route. No I/O.
 //!
 //! ```text
 //! cuFile ≥ 1.15   level-3 statistics, per GPU:   | counters | number of GPUs, at 1024 or 1136 | 248 bytes per GPU … |
@@ -12,11 +12,11 @@
 //! grow again. So the buffer is much larger than necessary, and filled with a pattern. For an
 //! uninspected version, the layout is accepted only if exactly its bytes were written.
 
-/// The layout was inspected in all versions from the first with statistics to this one.
+/// The last version whose layout was inspected. All versions from [`FIRST`] to this one were.
 const LAST_SEEN: (u32, u32) = (1, 20);
 /// The first version with statistics per GPU.
 pub(super) const FIRST: (u32, u32) = (1, 15);
-/// Bytes per GPU.
+/// Bytes of one GPU's entry in the structure.
 const GPU: usize = 248;
 /// Maximum GPUs in the structure.
 pub(super) const GPUS_MAX: usize = 16;
@@ -25,7 +25,7 @@ pub(super) const ROOM: usize = 8192;
 /// Fill pattern of the buffer; no counter has this value.
 pub(super) const PATTERN: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
-/// Scope of counted reads.
+/// Which reads the counters include.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// This process's reads to one GPU, identified by cuFile's UUID (compare it with the device's).
@@ -39,7 +39,7 @@ pub(crate) enum Scope {
 pub(crate) struct Stats {
     /// Scope of the counters.
     pub(crate) scope: Scope,
-    /// All reads; for [`Scope::Machine`] the reads requested by this process.
+    /// All reads; for [`Scope::Machine`] only the reads that this process requested.
     pub(crate) reads: u64,
     /// Reads by the kernel's PCIe peer-to-peer DMA.
     pub(crate) p2p: u64,

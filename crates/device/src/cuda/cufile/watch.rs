@@ -16,7 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// The reason why no answer came.
+/// The reason why the call gave no answer.
 #[derive(Debug)]
 pub(super) enum Silent {
     /// The deadline passed. The thread continues.

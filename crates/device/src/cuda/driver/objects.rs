@@ -1,5 +1,5 @@
-//! Owners of one driver object each: events, streams, device memory, pins. Dropping one destroys
-//! the object, or counts it as leaked.
+//! Types that each own one driver object: events, streams, device memory, pins. Dropping one
+//! destroys the object, or counts it as leaked.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ const EVENT_BLOCKING: c_uint = 1;
 const EVENT_NO_TIMING: c_uint = 2;
 const STREAM_NON_BLOCKING: c_uint = 1;
 
-/// A point in a stream's work.
+/// An event: marks a point in a stream's work.
 pub(crate) struct Event {
     pub(crate) gpu: Arc<Gpu>,
     pub(super) raw: Handle,
@@ -59,7 +59,7 @@ impl Event {
         })
     }
 
-    /// As [`record`](Self::record), on a consumer's stream.
+    /// Like [`record`](Self::record), but for a consumer's stream, which may be capturing.
     ///
     /// Errors: as [`Gpu::check_uncaptured`], because an event recorded in a capture means nothing.
     pub(crate) fn mark(&self, stream: Handle) -> Result<()> {
@@ -91,7 +91,8 @@ impl Event {
         Ok((f64::from(ms) * 1e6).max(0.0) as u64)
     }
 
-    /// Waits until the event is reached; asleep for a [`blocking`](Self::blocking) one.
+    /// Waits until the event is reached. The thread sleeps only if the event is
+    /// [`blocking`](Self::blocking).
     pub(crate) fn wait(&self) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the event is alive.
@@ -114,7 +115,7 @@ impl Drop for Event {
     }
 }
 
-/// A stream of the crate; no default stream waits for it.
+/// A stream that this crate owns. It is not ordered with the legacy default stream.
 pub(crate) struct CopyStream {
     gpu: Arc<Gpu>,
     raw: Handle,
@@ -202,7 +203,7 @@ pub(crate) struct DeviceMemory {
     pub(crate) gpu: Arc<Gpu>,
     /// The driver's pointer, 0 once leaked.
     given: DevicePtr,
-    /// The first page boundary in it.
+    /// The first page boundary in the allocation, where the usable memory starts.
     ptr: DevicePtr,
     len: usize,
 }
@@ -258,7 +259,8 @@ impl DeviceMemory {
         copied.and(waited).map(|()| memory)
     }
 
-    /// Leaks the memory for ever, and the context too, because its end would free the memory.
+    /// Leaks the memory for ever. Leaks the context, too, because destroying it would free the
+    /// memory.
     pub(crate) fn leak(&mut self) {
         self.given = 0;
         std::mem::forget(self.gpu.clone());

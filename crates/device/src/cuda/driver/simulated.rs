@@ -28,7 +28,7 @@ const INVALID: c_int = 1;
 /// A GPU's context is a multiple of this, and its other handles are larger.
 const CONTEXTS: usize = 1 << 32;
 
-/// Begin and end.
+/// Begin and end, in nanoseconds of virtual time.
 pub(crate) type SimulatedSpan = (u64, u64);
 
 /// A GPU on a virtual clock.
@@ -44,7 +44,7 @@ struct DriverState {
     /// Time of each event.
     events: HashMap<Handle, u64>,
     handles: usize,
-    /// Device memory handed out so far.
+    /// End of the device addresses handed out so far.
     memory: DevicePtr,
     engine_free: u64,
     /// Duration of the n-th copy.
@@ -163,7 +163,7 @@ impl Simulated {
         self.lock().kernels.clone()
     }
 
-    /// Time of the next host function.
+    /// Time at which the next host function is due.
     pub fn due(&self) -> Option<u64> {
         self.lock()
             .callbacks
