@@ -295,7 +295,7 @@ impl LoaderBuilder {
             .filter(|batches| !(2..=SLOTS_MAX).contains(batches))
         {
             return Err(config(format!(
-                "{} is {batches}; set 2 to {SLOTS_MAX}",
+                "{} is {batches}; set a number from 2 to {SLOTS_MAX}",
                 Setting::DeviceBatches
             )));
         }

@@ -316,7 +316,7 @@ fn find(footer: &Footer, name: &str) -> Result<usize> {
                 ))
             }
             _ => config(format!(
-                "column `{name}` is a structure; there are {}",
+                "column `{name}` is a structure; choose one of its columns: {}",
                 names(there)
             )),
         }

@@ -528,7 +528,10 @@ fn fewer_than_two_batches_on_a_device_are_refused() {
                 .build()
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
-            assert!(error.to_string().contains("; set 2 to"), "{error}");
+            assert!(
+                error.to_string().contains("; set a number from 2 to"),
+                "{error}"
+            );
         }
     });
 }

@@ -391,7 +391,7 @@ fn described(schema: &[EncodedField]) -> String {
                 dtype,
                 shape: Shape::UpTo { max, inner },
             } => {
-                format!("{} {dtype} up to {max} of {inner:?}", field.name)
+                format!("{} {dtype} up to {max} × {inner:?}", field.name)
             }
         })
         .collect::<Vec<_>>()

@@ -457,8 +457,9 @@ impl Case<'_> {
         });
         let rate = number(then.items_per_s);
         let next = self.next(&then);
-        let rest =
-            format!(": all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.");
+        let rest = format!(
+            ": all {depth} reads were in flight, {why}. That gives at most {rate} samples/s{next}."
+        );
         let deeper = Advice::set(Remedy::Depth, Setting::Depth, twice(depth), rest)
             .filter(|_| self.gains(&then))?;
         Some(deeper.predicting(&then))
