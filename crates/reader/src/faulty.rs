@@ -189,8 +189,8 @@ enum FaultChange {
     Until(Instant),
 }
 
-/// The change that causes `fault`, and the affected part of the wanted bytes (offset, length).
-/// `None` if the fault makes no sense here.
+/// How `fault` changes the attempt, and the part of the wanted bytes that it affects (offset,
+/// length). `None` if the fault makes no sense for this call.
 fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(FaultChange, u64, u64)> {
     let Attempt {
         call,
@@ -337,7 +337,7 @@ impl Injection {
         }
     }
 
-    /// The request instead of `next`.
+    /// The range to request instead of `next`.
     pub(crate) fn next(&self, next: Next) -> Next {
         match self.change() {
             Some(FaultChange::Len(len)) => Next { len, ..next },

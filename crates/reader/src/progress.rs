@@ -58,9 +58,9 @@ pub(crate) struct Progress {
     extent: Extent,
     /// First file byte to read: `extent.offset` rounded down.
     start: u64,
-    /// Bytes to read without a short read: up to the extent's end rounded up.
+    /// Bytes from `start` to the extent's end, rounded up to `align`.
     span: usize,
-    /// 1 without `O_DIRECT`.
+    /// Alignment of offsets, lengths and memory; 1 without `O_DIRECT`.
     align: usize,
     /// Number of filled bytes in the buffer.
     got: usize,

@@ -49,8 +49,8 @@ const LEAST: f64 = 8.0;
 /// full.
 const GROWS: f64 = 1.25;
 
-/// Requests in flight per request that would fill the link: one request fills the pauses of
-/// another.
+/// The limit that is held, relative to the requests that would just fill the link: one request
+/// fills the pauses of another.
 const ROOM: f64 = 1.6;
 
 /// If half as many requests get this share of the rate, there were far too many.

@@ -157,7 +157,7 @@ impl Tries {
         match class {
             Class::Throttled(retry_after) => permit.throttled(retry_after),
             Class::Unanswered => permit.throttled(None),
-            // Other requests use the permit meanwhile.
+            // Other requests may use the permit during the pause.
             _ => drop(permit),
         }
         if last {

@@ -20,7 +20,7 @@ const ELEMENTS: [(&str, &str); 4] = [
     ("BlobPrefix", "Name"),
 ];
 
-/// The page without such keys; `odd` gets them, except marks of folders.
+/// The page without keys that cannot be paths. `odd` gets these keys, except marks of folders.
 pub(super) fn without_odd(page: String, odd: &mut Vec<String>) -> String {
     ELEMENTS.iter().fold(page, |page, (element, name)| {
         let start = format!("<{element}>");

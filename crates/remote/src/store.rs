@@ -419,7 +419,7 @@ impl Store {
             .map(|etag| etag.replace('"', ""));
         match etag.filter(|etag| !matches!(etag.trim(), "" | "W/")) {
             Some(etag) => etag,
-            // The client's value for no time.
+            // The client library's value if an answer has no time.
             None if meta.last_modified.timestamp() == 0 => String::new(),
             None => format!("modified {}", meta.last_modified.to_rfc3339()),
         }

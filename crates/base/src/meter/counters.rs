@@ -73,7 +73,7 @@ pub struct Area {
     sum: AtomicU64,
 }
 
-/// One more change in progress, or finished, in [`Area::word`].
+/// Units of [`Area::word`]: one change in progress, and one finished change.
 const CHANGING: u64 = 1 << 32;
 const CHANGED: u64 = 1 << 40;
 /// Attempts of a reader to find a moment without a change. After that it takes the numbers as they
@@ -130,7 +130,7 @@ impl Area {
 struct Stretches<const N: usize> {
     /// State of the current stretch.
     state: AtomicU64,
-    /// Its start; [`BETWEEN`] during a change.
+    /// Start of the current stretch; [`BETWEEN`] during a change.
     since: AtomicU64,
     sums: [AtomicU64; N],
 }
@@ -401,8 +401,8 @@ const SUB: usize = 1 << SUB_BITS;
 const POWERS: usize = 41 - SUB_BITS as usize;
 const BUCKETS: usize = SUB * (POWERS + 1);
 
-/// For each bucket of a histogram: the count at the last call of `quantile_since`, and the increase
-/// since the call before.
+/// For each bucket of a histogram: its count at the last call of `quantile_since`, and how much the
+/// count had grown since the call before that.
 #[derive(Debug, Default)]
 pub struct Counts(Vec<[u64; 2]>);
 

@@ -37,7 +37,7 @@ pub trait Chunked: Send + Sync {
     /// Appends the extents of `chunk`. Called on the I/O thread; arithmetic only.
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()>;
 
-    /// Memory for `chunk`, in bytes.
+    /// Memory that reading and opening `chunk` needs, in bytes.
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes;
 
     /// Opens a chunk: `pieces[i]` holds the bytes of extent *i*, untrusted. The method must write

@@ -31,8 +31,8 @@ pub trait Dataset: Send + Sync + 'static {
     /// Sizes known from the index, for a loader's memory plan.
     fn sizes(&self) -> Sizes;
 
-    /// Adds to `parts` the location of the bytes of every field of the schema. `sample` is below
-    /// `len`.
+    /// Adds the location of each field's bytes to `parts`, for every field of the schema. `sample`
+    /// is below `len`.
     ///
     /// It must only compute, never do I/O, since it runs at least once per sample during an epoch:
     /// in a worker that queries the page cache, in the I/O thread that submits a read, in a cuFile
@@ -52,11 +52,11 @@ pub trait Dataset: Send + Sync + 'static {
         None
     }
 
-    /// The order that belongs to the dataset, such as that of a mix. A loader then has no other
-    /// order. The default is `None`.
+    /// The sample order that the dataset prescribes, such as the order of a mix. A loader of this
+    /// dataset then uses no other order. The default is `None`.
     ///
-    /// A wrapper that keeps ids passes it on. A wrapper that gives samples other ids must refuse a
-    /// dataset that has one.
+    /// A wrapper that keeps the ids returns the order of its inner dataset. A wrapper that gives
+    /// samples other ids must refuse an inner dataset that prescribes an order.
     fn sampler(&self) -> Option<Arc<dyn Sampler>> {
         None
     }
@@ -203,12 +203,12 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     forward!(self => (**self); schema len sources sizes extents framed chunked sampler identity describe);
 }
 
-/// The dataset's `Framed`, or the one for plain data.
+/// The dataset's [`Framed`] methods, or those for unframed fields if it has none.
 pub fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
     dataset.framed().unwrap_or(&Unframed)
 }
 
-/// The chunks of a dataset that has chunks.
+/// The chunks of a dataset. Panics if it has no chunks.
 pub fn chunks<D: Dataset + ?Sized>(dataset: &D) -> &dyn Chunked {
     dataset
         .chunked()
@@ -294,7 +294,7 @@ pub fn unordered<D: Dataset + ?Sized>(dataset: &D, to: &str) -> Result<()> {
     }
 }
 
-/// The message for a name that the schema lacks.
+/// The error message for a field name that the schema lacks.
 pub fn no_field(schema: &[EncodedField], name: &str) -> String {
     let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
     format!("no field `{name}`; the dataset has {}", names.join(", "))

@@ -181,7 +181,8 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Checks the extents, which the read buffers must hold, against the dataset's bounds.
+    /// Checks the extents against the maximum sizes that the dataset declared, because the read
+    /// buffers have these sizes.
     #[doc(hidden)]
     pub fn within(&self, sizes: &Sizes) -> Result<()> {
         let (
@@ -331,7 +332,7 @@ pub fn unframed<T>() -> Result<T> {
     lie("the dataset gave a framed part, but its `framed` is `None`".into())
 }
 
-/// Appends a field that the dataset [makes](Parts::made).
+/// Appends the bytes of a [made](Parts::made) field to `out`.
 pub fn make(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut Vec<u8>) -> Result<()> {
     let bytes = dataset
         .schema()
@@ -347,7 +348,7 @@ pub fn make(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut Vec<u8>)
     make_in(dataset, sample, field, &mut out[start..])
 }
 
-/// Writes a field that the dataset [makes](Parts::made) into its row.
+/// Writes the bytes of a [made](Parts::made) field to its row, `out`.
 pub fn make_in(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
     caught_in("the dataset's `make`", Stage::Decode, || {
         let made = match dataset.framed() {
@@ -358,7 +359,7 @@ pub fn make_in(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut [u8])
     })
 }
 
-/// Offset of `part` in `whole`; `None` if it was copied.
+/// Offset of `part` in `whole`; `None` if `part` lies outside it, as a copy does.
 fn offset_in(part: &[u8], whole: &[u8]) -> Option<u64> {
     let within = whole.as_ptr_range().contains(&part.as_ptr());
     within.then(|| (part.as_ptr().addr() - whole.as_ptr().addr()) as u64)

@@ -1,4 +1,4 @@
-//! Maps a sample of several consecutive files to its file.
+//! Finds the file of a sample in a sequence of files.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 

@@ -100,7 +100,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Sets the number of this draw of the sample in the epoch.
+    /// Sets the draw number, which distinguishes repeated draws of one sample in the epoch.
     #[doc(hidden)]
     pub fn with_draw(mut self, draw: u64) -> Self {
         self.draw = draw;
@@ -170,7 +170,7 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// Code of the user or of a format that processes a row.
+/// The code of the user or of a format that is processing a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Running {
     /// A decoder, or none.
@@ -208,8 +208,8 @@ pub struct Scratch {
 
 impl Scratch {
     /// Runs `work` on the scratch of `owner`. A panic becomes an error of the code that was
-    /// running, and the scratch is replaced. There is one catch per row, because one per call costs
-    /// time.
+    /// running, and the scratch is replaced. There is one `catch_unwind` per row, because one per
+    /// call would cost time.
     #[doc(hidden)]
     pub fn guarded<O, R>(
         owner: &mut O,

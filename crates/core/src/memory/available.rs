@@ -130,7 +130,7 @@ fn file_pages(stat: &str) -> u64 {
     pages("inactive").unwrap_or(0) + pages("active").unwrap_or(0)
 }
 
-/// The number in the line of `name`: the last word that is a number.
+/// The last number in the line that begins with `name`.
 fn value(text: &str, name: &str) -> Option<u64> {
     let words = text
         .lines()

@@ -71,7 +71,7 @@ pub struct Row<'a> {
     written: u64,
     /// Bit mask of the fields whose length was set.
     sized: u64,
-    /// Whether the row is a substitute's.
+    /// Whether the row gets a substitute sample.
     stands_in: bool,
 }
 
@@ -95,9 +95,9 @@ impl Row<'_> {
     }
 
     /// The bytes of field `field`. An `UpTo` field has all `max` elements (in an order of groups,
-    /// those of the batch's group). A packed field with lengths in the index has as many bytes as
-    /// the index says. Bytes after the length become 0 again when the decoder or transform has
-    /// returned.
+    /// as many as the maximum of the batch's group). A packed field with lengths in the index has
+    /// as many bytes as the index says. Bytes after the length become 0 again when the decoder or
+    /// transform has returned.
     ///
     /// Panics if `field` is out of range, or, in a decoder, is not one of the decoder's fields.
     #[inline]
@@ -172,7 +172,7 @@ impl Row<'_> {
         }
     }
 
-    /// Whether the row is a substitute's, so that its packed fields stay empty.
+    /// Whether the row gets a substitute sample, so that its packed fields stay empty.
     #[doc(hidden)]
     pub fn stands_in(&self) -> bool {
         self.stands_in
@@ -483,9 +483,9 @@ impl BatchMut<'_> {
         self.filled.offsets(field)
     }
 
-    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in
-    /// an order of groups, that of the batch's group. The first dimension of a packed field counts
-    /// the elements of all rows.
+    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum (in
+    /// an order of groups, the maximum of the batch's group). The first dimension of a packed field
+    /// counts the elements of all rows.
     pub fn shape(&self, field: usize) -> Vec<usize> {
         let spec = &self.spec().fields()[field];
         if spec.is_packed() {

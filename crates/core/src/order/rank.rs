@@ -206,7 +206,7 @@ impl Rank {
         })
     }
 
-    /// Only the local rank. `LOCAL_RANK` gives it even if no variable gives the rank.
+    /// Reads only the local rank. `LOCAL_RANK` gives it even if no variable gives the rank.
     #[doc(hidden)]
     pub fn local_from_env() -> Result<Option<u32>> {
         local(Env(&environment))
@@ -283,7 +283,7 @@ struct LauncherRow {
     launcher: Launcher,
     rank: &'static str,
     world: &'static str,
-    /// The first that is set counts.
+    /// Variables with the local rank; the first one that is set counts.
     local_rank: &'static [&'static str],
 }
 
@@ -318,7 +318,7 @@ const fn row(
     }
 }
 
-/// Variables with ranks that have no world, or that do not count all processes.
+/// Variables with a rank that comes without a world, or does not count all processes.
 const RANKS_ALONE: [&str; 6] = [
     "LOCAL_RANK",
     "PMIX_RANK",

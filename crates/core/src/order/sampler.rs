@@ -68,11 +68,11 @@ pub struct Progress {
 /// Counts of the draws from a source of a mixture.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Drawn {
-    /// Positions that drew from it.
+    /// Positions that drew from the source.
     pub drawn: u64,
-    /// Positions that should have drawn from it, by its weights.
+    /// Positions that should have drawn from the source, by its weights.
     pub asked: f64,
-    /// Samples of one pass over it.
+    /// Number of samples in one pass over the source.
     pub samples: u64,
 }
 

@@ -38,7 +38,7 @@ const fn mount(name: &'static str, keeps_inodes: bool, direct: bool) -> Mount {
 
 const FUSE: u32 = 0x6573_5546;
 
-/// `f_type` of `statfs`, and its file system.
+/// The file system of each `f_type` that `statfs` returns.
 const KINDS: &[(u32, Mount)] = &[
     (0x6969, mount("NFS", true, false)),
     (0x517b, mount("SMB", false, false)),
@@ -91,7 +91,7 @@ pub struct Slow {
 }
 
 impl Slow {
-    /// A description of the folder, for a reason in the report.
+    /// Describes the folder, for the reasons in the report.
     pub fn words(&self) -> String {
         let folder = self.path.parent().unwrap_or(&self.path);
         format!("{} on {}", folder.display(), self.mount.name)

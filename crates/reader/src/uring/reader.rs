@@ -668,7 +668,7 @@ impl Drop for Uring {
             self.wait(&mut out, Some(REST * 10));
             out.clear();
         }
-        // The ring itself leaks the rest.
+        // When the ring is dropped, it leaks the memory of these operations.
         count_leaked(self.ring.busy());
     }
 }

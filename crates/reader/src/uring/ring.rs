@@ -91,11 +91,11 @@ struct Slot {
     /// The folder to open beneath, and the way to do it, for names that come from a file.
     root: Option<OwnedFd>,
     how: types::OpenHow,
-    /// An entry is in flight.
+    /// Whether an entry is in flight.
     busy: bool,
-    /// The entry is counted in [`Ring::small`].
+    /// Whether the entry is counted in [`Ring::small`].
     small: bool,
-    /// The entry was a read by the kernel's workers.
+    /// Whether the entry was a read by the kernel's workers.
     handed_off: bool,
     /// The entry's injected fault, and the range of the buffer that it reads.
     #[cfg(feature = "unstable")]

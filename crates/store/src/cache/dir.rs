@@ -20,7 +20,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Number of shares of the folders. A process protects the shares that it reads from removal.
+/// Number of shares that folders are divided into. A process protects the shares that it reads from
+/// removal.
 const SHARES: usize = 64;
 
 /// Maximum wait for another process's lock.
@@ -66,7 +67,7 @@ impl DiskRoom {
 pub(super) struct FoundEntry {
     pub(super) used: SystemTime,
     pub(super) data: PathBuf,
-    /// `None`: no reader finds the files.
+    /// The link through which readers find the files; `None` if there is none.
     pub(super) link: Option<PathBuf>,
     /// Bytes on the disk.
     pub(super) bytes: u64,
@@ -74,7 +75,7 @@ pub(super) struct FoundEntry {
 }
 
 impl FoundEntry {
-    /// Whether the map belongs to a cache.
+    /// Whether the entry's map is one that a cache wrote.
     pub(super) fn is_own(&self) -> bool {
         is_map(&map_of(&self.data))
     }

@@ -86,7 +86,7 @@ impl Upstream {
         }
     }
 
-    /// Its URL or canonical path.
+    /// The source's URL or canonical path.
     pub(super) fn name(&self, sources: &Sources, source: SourceId) -> PathBuf {
         match self {
             Self::Object(..) => sources.path(source),
@@ -94,7 +94,7 @@ impl Upstream {
         }
     }
 
-    /// The header of its entry; `None` for a name that does not fit.
+    /// The header of the source's entry in the cache; `None` if its name is too long for a header.
     pub(super) fn identity(
         &self,
         sources: &Sources,

@@ -25,8 +25,8 @@ const SHARDS: usize = 0;
 const NOTES: usize = 2;
 /// Bytes at each end of a shard that are part of its version.
 const ENDS: u64 = 4096;
-/// Maximum bytes of the ledger in an index file: JSON, which takes many times its length in memory
-/// while it is parsed. A file with a larger ledger is ignored.
+/// Maximum bytes of the ledger in an index file. The ledger is JSON, which takes many times its
+/// length in memory while it is parsed. A file with a larger ledger is ignored.
 pub(super) const NOTES_MAX: u64 = 8 << 20;
 const RECORD: u64 = size_of::<ShardRecord>() as u64;
 /// Bytes of entries that are copied at a time.
@@ -70,7 +70,7 @@ impl Version {
     }
 }
 
-/// Completes a record for a shard of this version.
+/// Adds the shard's version and the purpose of the index to a record.
 pub(super) fn seal(record: &mut ShardRecord, version: &Version, purpose: u64) {
     record.purpose = purpose;
     record.len = version.len;

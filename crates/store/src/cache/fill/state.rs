@@ -118,7 +118,7 @@ impl FillState {
         }));
     }
 
-    /// Completes the reads that wait for a block and need no other one; returns their number.
+    /// Completes the reads that wait for this block and need no other block; returns their number.
     pub(super) fn serve(&self, id: BlockId, bytes: &[u8]) -> u64 {
         let Some(waiting) = self.queue.hold().waiting.remove(&id) else {
             return 0;
