@@ -69,7 +69,7 @@ fn stage<S: serde::Serializer>(stage: &Stage, to: S) -> std::result::Result<S::O
     to.serialize_str(stage.as_str())
 }
 
-/// A row of a batch of an epoch.
+/// The position of a row: epoch, batch and row.
 pub struct RowPlace {
     pub epoch: u64,
     pub batch: u64,

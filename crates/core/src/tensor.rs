@@ -72,7 +72,7 @@ impl DType {
         }
     }
 
-    /// DLPack's code of the kind of number.
+    /// DLPack's type code: integer, unsigned integer, float, and so on.
     #[doc(hidden)]
     pub const fn dlpack_code(self) -> u8 {
         match self {
@@ -702,7 +702,7 @@ pub struct Packed {
     /// Byte offset of the `u64` offsets: one per row, plus one.
     #[doc(hidden)]
     pub offsets: usize,
-    /// Maximum bytes of all rows.
+    /// Maximum bytes of all rows together.
     pub(crate) room: usize,
     /// Bytes per element of the first dimension: offsets and lengths count these.
     pub(crate) unit: usize,

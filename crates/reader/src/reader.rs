@@ -61,7 +61,7 @@ pub struct ReaderOptions {
     pub faulty: Option<std::sync::Arc<super::Faulty>>,
 }
 
-/// A read to do: the bytes of `extent` into `buf`.
+/// A read to do: it puts the bytes of `extent` into `buf`.
 pub struct ReadOp {
     /// The caller's tag, returned with the completion.
     pub tag: u64,
@@ -90,7 +90,7 @@ impl ReadOp {
     }
 }
 
-/// The error while the bytes that wait to be written to the disk are at their limit.
+/// The error of [`Keep::wants`] if too many bytes already wait to be written to the disk.
 pub struct NoRoom;
 
 /// Keeps the bytes that requests to stores return.

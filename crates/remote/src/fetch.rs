@@ -196,7 +196,7 @@ fn refuse(store: &Store, number: u64, class: Class, tries: &Tries) {
     }
 }
 
-/// A request without a body, such as a lookup or a page of a listing.
+/// Makes a request for metadata, such as a lookup or a page of a listing.
 pub(super) async fn asked<T>(
     store: &Store,
     key: &Key,
@@ -221,7 +221,7 @@ pub(super) async fn asked<T>(
     }
 }
 
-/// The destination of a range.
+/// Receives the bytes of a range.
 pub trait Sink: Send {
     /// Takes the bytes that start at `at`. After a wrong answer, `at` goes back to the end of the
     /// proven bytes.

@@ -48,7 +48,7 @@ pub(super) struct Limit {
 }
 
 struct LimitState {
-    /// The limit by the store's answers; the link has its own.
+    /// The limit that follows from the store's answers; the link has a limit of its own.
     limit: f64,
     climb: Climb,
     in_flight: usize,

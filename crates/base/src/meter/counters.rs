@@ -60,7 +60,7 @@ fn put(number: &AtomicU64, value: u64) {
 }
 
 /// The integral of a count over time. Entering subtracts the time and leaving adds it, so the sum
-/// is the length of all stays; no thread needs the times of others.
+/// is the total length of all stays. No thread needs the times of other threads.
 ///
 /// A change takes more than one write, and between the writes the sum is off by the time since the
 /// clock was made. `word` counts the changes in progress.

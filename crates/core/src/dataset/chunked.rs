@@ -28,7 +28,7 @@ pub trait Chunked: Send + Sync {
         true
     }
 
-    /// Maps an id of the dataset to the sample's number in the chunks, counted as in
+    /// Maps a sample id of the dataset to the sample's position in the chunks, counted like
     /// [`starts`](Self::starts).
     fn inner(&self, sample: u64) -> u64 {
         sample

@@ -121,9 +121,9 @@ impl Sizes {
 /// their bytes. Each default is right for fields that are delivered as they are stored.
 pub trait Framed: Send + Sync {
     /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs
-    /// where [`open`](Self::open) runs, once per read of an extent, however many fields
-    /// share the extent: `field` is the first of them that is wanted, not always field 0. In a
-    /// dataset with checksums it also runs for extents that are not framed.
+    /// where [`open`](Self::open) runs, once per read of an extent, even if several fields share
+    /// the extent. `field` is then the first of these fields that is wanted, which need not be
+    /// field 0. In a dataset with checksums, it also runs for extents that are not framed.
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let _ = (sample, field, bytes);
         Ok(())
@@ -156,19 +156,18 @@ pub trait Framed: Send + Sync {
         lie("the dataset gave a made part, but does not implement `make`".into())
     }
 
-    /// Number of bytes that [`open`](Self::open) makes of a sample's field, from the index alone;
-    /// `None` if it is known only after reading. A dataset in chunks may also know it.
-    /// `DatasetExt::lengths` and ragged batches need it. The lengths
-    /// of fields with a fixed shape, and of fields that are not framed, are known without this
-    /// method.
+    /// Number of bytes that [`open`](Self::open) returns for a field of a sample, from the index
+    /// alone; `None` if it is known only after reading. A dataset in chunks may also know it.
+    /// `DatasetExt::lengths` and ragged batches need it. The lengths of fields with a fixed shape,
+    /// and of fields that are not framed, are known without this method.
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         let _ = (sample, field);
         Ok(None)
     }
 
-    /// Maximum bytes of a field as a decoder gets them, if the dataset can find it without calling
-    /// [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column, compressed
-    /// MDS the offsets of each shard.
+    /// Maximum number of bytes that a decoder gets for a field, if the dataset can find it without
+    /// calling [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column,
+    /// compressed MDS the offsets of each shard.
     ///
     /// Errors: those of `DatasetExt::field_bytes_max`.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
@@ -223,7 +222,7 @@ impl Framed for Unframed {
     }
 }
 
-/// Number of bytes of a sample's field as a decoder gets them, from the index alone. `None` if it
+/// Number of bytes that a decoder gets for a field of a sample, from the index alone. `None` if it
 /// is known only after reading: for most framed fields of varying length, and for fields in chunks.
 pub fn field_bytes<D: Dataset + ?Sized>(
     dataset: &D,

@@ -126,8 +126,8 @@ impl Fingerprint {
         })
     }
 
-    /// Whether `self` only appends to `saved`: the first of its shards, in `sources`, are all the
-    /// shards of `saved`, and there are more samples.
+    /// Whether data was only appended since `saved`: the first shards of `self`, in `sources`, are
+    /// all the shards of `saved`, and there are more samples.
     pub fn appends_to(&self, saved: &Self, sources: &Sources) -> bool {
         let more = self.samples > saved.samples
             && self.shards >= saved.shards
@@ -312,7 +312,7 @@ pub fn ends_of_all(sources: &Sources) -> Result<u64> {
     Ok(Hashes::of(sources, sources.count() as u64)?.total)
 }
 
-/// Hash of the first and last bytes of a source.
+/// Hash of the first and last bytes of a source; for an object, of its version.
 fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
     let digest = Digest::new("ends");
     let sizes = |len: u64| (len.min(ENDS), (len - len.min(ENDS)).min(ENDS));

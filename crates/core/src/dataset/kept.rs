@@ -11,7 +11,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::io::Write;
 use std::path::Path;
 
-/// Origin of the file.
+/// How the file came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     Kept,

@@ -18,7 +18,7 @@ const PARTS_INLINE: usize = 8;
 /// Location of one field's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// In storage and final: they may be read in place.
+    /// The bytes are in storage and final, so they may be read in place.
     Extent(Extent),
     /// In storage; they must pass through [`check`](super::Framed::check).
     Checked(Extent),
@@ -40,7 +40,7 @@ pub enum Part<'a> {
 pub struct FieldPart<'a> {
     pub field: usize,
     pub part: Part<'a>,
-    /// Whether the field has no further part.
+    /// Whether this is the field's last part.
     pub is_last: bool,
 }
 
@@ -67,7 +67,7 @@ impl Part<'_> {
         }
     }
 
-    /// Whether these bytes follow others of the same field.
+    /// Whether these bytes are appended to earlier bytes of the same field.
     #[inline]
     pub fn follows(&self) -> bool {
         matches!(self, Self::More(_) | Self::MoreInline(_))

@@ -39,8 +39,8 @@ pub trait Decoder: Send + Sync + 'static {
 
     /// Maximum heap bytes of one call, besides the row.
     ///
-    /// The loader counts `workers ×` this in its memory sum. A tight memory budget may leave less:
-    /// see [`Ctx::scratch_limit`].
+    /// The loader counts this once per worker in its memory plan. A tight memory budget may leave
+    /// less: see [`Ctx::scratch_limit`].
     fn scratch_bytes(&self) -> usize {
         0
     }

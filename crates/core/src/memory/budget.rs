@@ -56,7 +56,7 @@ struct Taken {
     data: Vec<Range<usize>>,
 }
 
-/// The limit for a loader that is being built, with its reasons.
+/// The limit for a loader that is being built, with the numbers that it follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Bytes that the loader may take: `free / parts`.

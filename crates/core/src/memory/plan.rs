@@ -31,7 +31,7 @@ pub struct MemoryTerm {
     pub at_once: usize,
     /// Whether the budget bounds it.
     budgeted: bool,
-    /// The smallest count and bytes that work.
+    /// The smallest count, and the smallest number of bytes per buffer, that work.
     least: (usize, usize),
     /// The term with the lowest turn is the first to take the bytes that a budget leaves above the
     /// minimum.

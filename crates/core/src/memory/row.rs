@@ -202,7 +202,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Zeroes the bytes after the lengths of the fields that were written.
+    /// Zeroes the bytes after the length of each field that was written.
     pub(crate) fn pad(&mut self) {
         while self.written != 0 {
             let field = self.written.trailing_zeros() as usize;
@@ -549,7 +549,7 @@ impl BatchMut<'_> {
         }
     }
 
-    /// Checks the lengths of the fields that were written, and zeroes the bytes after them.
+    /// Checks the length of each field that was written, and zeroes the bytes after it.
     ///
     /// Errors: [`ErrorKind::Shape`] for a length above the maximum.
     #[doc(hidden)]

@@ -88,7 +88,7 @@ struct BadSamples {
 /// Identity of the batch in a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
-    /// Run of the iterator; it identifies slots of an abandoned run.
+    /// Number of the iterator's run, which tells the slots of an abandoned run apart.
     pub generation: u64,
     /// Batch number in that run, across epochs.
     pub sequence: u64,

@@ -125,7 +125,7 @@ impl Groups {
         Self::by(lengths.iter().copied(), &best_bounds(lengths, count))
     }
 
-    /// The number of each sample's group, one per sample of the dataset. The number of groups is
+    /// Groups by number: one group number for each sample of the dataset. The number of groups is
     /// the largest number plus 1. No sample goes into the batches of another group.
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 samples.
@@ -138,7 +138,7 @@ impl Groups {
         Self::new(numbers, count, None)
     }
 
-    /// Groups by number, with a length for all samples of each.
+    /// Groups by number. All samples of a group have the same length, which is in `lengths`.
     #[doc(hidden)]
     pub fn of_lengths(numbers: Box<[u8]>, lengths: &[u64]) -> Result<Self> {
         Self::new(numbers, lengths.len(), Some(lengths.into()))
@@ -156,7 +156,7 @@ impl Groups {
         })
     }
 
-    /// Rows of a batch of each group, over all ranks. Replaces a [`budget`](Self::budget).
+    /// Sets the rows per batch of each group, over all ranks. Replaces a [`budget`](Self::budget).
     #[must_use]
     pub fn batch_sizes(mut self, rows: impl Into<Vec<u64>>) -> Self {
         self.sizes = Sizes::Rows(rows.into().into());
@@ -219,7 +219,7 @@ impl Groups {
         matches!(self.sizes, Sizes::Loader)
     }
 
-    /// Rows of a batch of each group.
+    /// Rows per batch of each group; `global` is the loader's global batch size.
     #[doc(hidden)]
     pub fn rows(&self, global: u64) -> Result<Box<[u64]>> {
         let count = self.table.sizes.len();

@@ -499,7 +499,7 @@ impl fmt::Display for Claim {
     }
 }
 
-/// The rule of [`Rank::from_env`], over any environment.
+/// Applies the rule of [`Rank::from_env`] to any environment.
 fn resolve(env: Env<'_>) -> Result<Rank> {
     let mut claims = Vec::new();
     for row in &TABLE {
@@ -535,7 +535,8 @@ fn resolve(env: Env<'_>) -> Result<Rank> {
     }
 }
 
-/// Without a claim: a single process, unless a variable shows more.
+/// The rank if no launcher gives one: a single process, unless a variable shows that there are
+/// more.
 fn unclaimed(env: Env<'_>) -> Result<Rank> {
     refuse_without_srun(env)?;
     for name in RANKS_ALONE {
@@ -558,7 +559,7 @@ fn unclaimed(env: Env<'_>) -> Result<Rank> {
     })
 }
 
-/// The rule of [`Rank::local_from_env`].
+/// Applies the rule of [`Rank::local_from_env`] to any environment.
 fn local(env: Env<'_>) -> Result<Option<u32>> {
     match resolve(env) {
         Err(_) if env.has("LOCAL_RANK") && !env.has("RANK") => env.number("LOCAL_RANK"),

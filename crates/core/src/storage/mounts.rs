@@ -121,7 +121,8 @@ impl Mounts {
             .or_insert_with(|| by_magic(rustix::fs::statfs(path).ok()?.f_type as u32, device))
     }
 
-    /// The folders of `sources` on mounts, by their first files. Checks at most `dirs_max` folders.
+    /// The folders of `sources` that are on mounts, each found by its first file. Checks at most
+    /// `dirs_max` folders.
     pub fn slow_folders(&self, sources: &Sources, dirs_max: usize) -> Vec<Slow> {
         sources
             .first_of_dirs(dirs_max)

@@ -1,5 +1,5 @@
-//! Side files: computed facts about data, stored next to the data: indexes, checksums, seek points,
-//! plans.
+//! Side files: facts that were computed from data and are stored next to it, such as indexes,
+//! checksums, seek points and plans.
 //!
 //! ```text
 //! file:    page │ page │ page │ …        page: 4,092 bytes │ CRC32C of its number and bytes 4 (the last page may be shorter)

@@ -187,17 +187,17 @@ impl Ring {
         }
     }
 
-    /// Slots with an entry in flight.
+    /// Number of slots with an entry in flight.
     pub(super) fn busy(&self) -> usize {
         self.busy
     }
 
-    /// Small entries in flight.
+    /// Number of small entries in flight.
     pub(super) fn small(&self) -> usize {
         self.small
     }
 
-    /// Whether completed work needs an enter.
+    /// Whether an `io_uring_enter` is needed: entries are queued, or completions wait for it.
     pub(super) fn needs_enter(&mut self) -> bool {
         let queue = self.ring.submission();
         !queue.is_empty() || queue.taskrun() || queue.cq_overflow()

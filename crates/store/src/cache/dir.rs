@@ -298,8 +298,8 @@ impl CacheDir {
         Ok((removed, freed))
     }
 
-    /// Locks a share that no process reads, and so keeps others from it. Errors: the system's;
-    /// `WouldBlock`.
+    /// Locks a share that no process reads, which keeps other processes from reading it. Errors:
+    /// the system's; `WouldBlock`.
     fn idle(&self, share: usize) -> io::Result<Held> {
         let file = open_or_make(&self.lease(share))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;

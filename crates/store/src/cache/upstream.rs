@@ -38,9 +38,9 @@ const YOUNG: Duration = Duration::from_secs(2);
 /// The result of opening a source.
 pub(super) enum FoundUpstream {
     Open(Upstream),
-    /// It is never kept; with the reason, if it is worth reporting.
+    /// The source is never kept. Holds the reason, if it is worth reporting.
     Never(Option<&'static str>),
-    /// It is not kept yet.
+    /// The source is not kept yet, for this reason.
     Later(&'static str),
 }
 

@@ -1,5 +1,5 @@
-//! Index files: their paths, their validity for a shard, and their content, which is the tables of
-//! one or many shards.
+//! Index files: their paths, the check that they are valid for a shard, and their content, the
+//! tables of one or many shards.
 //!
 //! Sections: a record of each shard, by ascending hash of its path; the entries of all shards; the
 //! ledgers of all shards.
@@ -89,9 +89,9 @@ pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
     fnv(format!("{format}\0{options}\0{fields}\0{checksums}").as_bytes())
 }
 
-/// Path of a shard's index file. The name includes the options, so that two datasets of the same
-/// shards do not overwrite each other's files; in a separate folder it also includes the shard's
-/// path.
+/// Path of a shard's index file. The name includes a hash of the options, so that two datasets of
+/// the same shards do not overwrite each other's files. In a separate folder, it also includes a
+/// hash of the shard's path.
 pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
     match &settings.place {
         Place::Off | Place::File(_) => None,

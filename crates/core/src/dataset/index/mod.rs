@@ -312,7 +312,7 @@ impl Index {
             let written = written.map_err(|error| {
                 shards[new].unsaved = Some(format!("{}: {error}", target.display()))
             });
-            // If the file is large, it is read in place from now on.
+            // Replaces the tables by those in the new file, which is read in place if it is large.
             if let Some(all) = written.map_or(Ok(None), |()| file::open_all(target))? {
                 files.iter().zip(&mut shards).for_each(|(path, shard)| {
                     let table = file::load(
@@ -714,7 +714,7 @@ fn open_shard(
     let mut table = rows.finish(path, |record| file::seal(record, &version, purpose))?;
     let unsaved = place.and_then(|place| match file::write(&place, &table) {
         Ok(()) => {
-            // If the file is large, it is read in place from now on.
+            // Replaces the table by the one in the new file, which is read in place if it is large.
             if let Some(kept) = alone(&place) {
                 table = kept;
             }

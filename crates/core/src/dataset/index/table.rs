@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) const ENTRIES: usize = 1;
 /// Maximum fields of a row.
 pub const FIELDS_MAX: usize = 16;
-/// Maximum bytes between two parts of a sample that share one read.
+/// Maximum bytes between the parts of a sample, in total, if they share one read.
 const GAP_MAX: u64 = 16 << 10;
 /// Maximum entries of one shard's ledger; one more entry sums up the rest.
 const LEDGER_MAX: usize = 1000;
