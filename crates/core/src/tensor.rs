@@ -646,7 +646,7 @@ impl GroupShapes {
         Ok(())
     }
 
-    /// Bytes of a row of `field` in a batch of each group, if they differ.
+    /// Bytes per row of `field` in the batches of each group, if they differ.
     fn row_bytes(&self, field: &Field) -> Option<Box<[usize]>> {
         if field.varies_by_group() && !self.rows.is_empty() {
             return Some(

@@ -67,8 +67,8 @@ pub(crate) struct Progress {
     retries: u32,
 }
 
-/// The requirements of a read of `extent`, if offsets, lengths and memory are multiples of `align`
-/// (a power of two).
+/// What a read of `extent` requires if offsets, lengths and memory must be multiples of `align` (a
+/// power of two).
 pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
     if extent.len == 0 {
         return Footprint {

@@ -37,7 +37,7 @@ pub trait BlockingRead: Send + Sync + 'static {
 pub struct Threaded<W> {
     shared: Arc<ThreadsState<W>>,
     threads: Vec<JoinHandle<()>>,
-    /// Submitted, but not yet sent.
+    /// Reads that were submitted, but not yet sent to the threads.
     pending: Vec<ReadOp>,
     in_flight: usize,
     depth: usize,

@@ -84,7 +84,7 @@ const COST: u64 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// The limit doubles. Holds the rate of the round before.
+    /// The limit doubles each round. Holds the rate of the previous round.
     Start(f64),
     /// The requests of the previous limit are ending.
     Settle(Then),
@@ -102,7 +102,7 @@ enum Then {
 pub(super) struct Climb {
     phase: Phase,
     pub(super) limit: f64,
-    /// The rate at the limit that is held, and the number of windows that it comes from.
+    /// The rate at the current limit, and the number of windows that it was measured in.
     rate: f64,
     windows: u32,
     /// Whether the next probe tells if the start ended too early.

@@ -50,7 +50,7 @@ const LIBRARY_DUE: Duration = Duration::from_secs(60);
 /// New credentials.
 pub(super) struct Fresh<C> {
     pub(super) value: Arc<C>,
-    /// Time until they expire and until their renewal; `None` if they do not expire.
+    /// Time until they expire, and until they are renewed; `None` if they do not expire.
     pub(super) life: Option<(Duration, Duration)>,
 }
 

@@ -77,7 +77,7 @@ struct Net {
     web: OnceLock<Web>,
     /// Two datasets of one bucket share its connections and its limit.
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
-    /// Options of stores besides those of the environment.
+    /// The user's options of stores, which are added to the environment's.
     options: Mutex<BTreeMap<String, Options>>,
     /// The state of a forked child.
     next: OnceLock<Box<Net>>,
@@ -176,7 +176,7 @@ pub fn lost() -> Error {
     )
 }
 
-/// Settings besides those of the environment: names and values.
+/// Settings in addition to the environment's: names and values.
 pub(super) type Options = Vec<(String, String)>;
 
 pub(super) fn store(url: &Url) -> Result<Arc<Store>> {

@@ -40,8 +40,8 @@ impl Counter {
     }
 }
 
-/// A value on cache lines of its own: threads that write it do not slow down those that use its
-/// neighbours.
+/// A value on cache lines of its own, so that writing it does not slow down threads that use
+/// neighbouring values.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Lone<T>(T);
@@ -280,9 +280,9 @@ fn settled<S: PartialEq + Copy, T>(
 #[repr(align(128))]
 pub struct Pool {
     workers: u64,
-    /// Start of the current stretch (51 bits of nanoseconds, which wrap after 26 days), whether
-    /// something is being filled (1 bit), the number of busy workers (12 bits). A stretch of more
-    /// than 13 days counts as 0.
+    /// Three packed numbers: the start of the current stretch (51 bits of nanoseconds, which wrap
+    /// after 26 days), whether something is being filled (1 bit), the number of busy workers (12
+    /// bits). A stretch of more than 13 days counts as 0.
     word: AtomicU64,
     busy: Counter,
     starved: Counter,

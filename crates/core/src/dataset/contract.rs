@@ -281,7 +281,7 @@ pub fn chunk_member(chunks: &dyn Chunked, sample: u64) -> Option<String> {
     (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
 }
 
-/// Refuses a dataset with an [order of its own](Dataset::sampler), for wrappers that give samples
+/// Refuses a dataset that prescribes an [order](Dataset::sampler), for wrappers that give samples
 /// other ids. `to` says what to do with the parts of a mix. Errors: [`ErrorKind::Config`].
 pub fn unordered<D: Dataset + ?Sized>(dataset: &D, to: &str) -> Result<()> {
     match dataset.sampler() {

@@ -1,4 +1,4 @@
-//! The files of a wrapper, which are made on the first open and then kept.
+//! Files that a wrapper makes on the first open and then keeps.
 //!
 //! Invariants: a damaged or older file is made again; a file of another dataset, of another kind,
 //! or of a newer version is never replaced.

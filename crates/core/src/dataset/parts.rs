@@ -289,10 +289,10 @@ impl<'a> Parts<'a> {
         self.push(field, Part::Extent(extent));
     }
 
-    /// Appends the bytes of one more extent, unchanged, to those of field `field`: a row is read
-    /// from several places. Call it directly after [`extent`](Self::extent) or another append for
-    /// the same field. The field must have a fixed shape and no decoder, and all parts
-    /// together must have a row's bytes. [`Sizes::appended_max`] bounds their number.
+    /// Appends the bytes of one more extent, unchanged, to field `field`, for a row that is stored
+    /// in several places. Call it directly after [`extent`](Self::extent) or another append for the
+    /// same field. The field must have a fixed shape and no decoder, and all parts together must
+    /// have a row's bytes. [`Sizes::appended_max`] bounds their number.
     pub fn append(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::More(extent));
     }
@@ -386,8 +386,9 @@ pub fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) -> Erro
     }
 }
 
-/// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open),
-/// judged by a few samples. Rows are then not read in place, whatever their fields.
+/// Whether the dataset's bytes go through [`check`](super::Framed::check) or
+/// [`open`](super::Framed::open), judged by a few samples. If so, no row is read in place, even one
+/// of a raw field.
 pub fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     // A user's dataset may panic here; planning the sample hits the same panic and reports it.

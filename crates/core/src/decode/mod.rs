@@ -154,10 +154,9 @@ impl<'a> Ctx<'a> {
     }
 
     /// Random draws that depend only on (seed, epoch, sample id, purpose), and on the draw number
-    /// if an order repeats samples within an epoch. The number differs between equal entries of a
-    /// list of indices, and between passes over a source of a mix;
-    /// `Sampler::draw` sets it for a sampler. Rows that fill up the
-    /// last batch are copies.
+    /// if an order repeats samples within an epoch. The draw number differs between equal entries
+    /// of a list of indices, and between passes over a source of a mix. A sampler sets it by
+    /// `Sampler::draw`. Rows that fill up the last batch are copies.
     ///
     /// Independent uses need different purposes; a purpose can be any name.
     pub fn draws(&self, purpose: &str) -> Draws {

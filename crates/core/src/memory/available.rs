@@ -55,8 +55,7 @@ fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut system = value(&meminfo, "MemAvailable:")? * 1024;
     let mut swap = 0;
     if most {
-        // `MemAvailable` leaves out reserves and a part of the page cache, and all of the cache of
-        // ZFS.
+        // `MemAvailable` leaves out reserves, a part of the page cache, and the whole cache of ZFS.
         let parts = [
             "MemFree:",
             "Active(file):",

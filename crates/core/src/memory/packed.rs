@@ -160,8 +160,8 @@ impl Filled {
         self.slot().used(field)
     }
 
-    /// Start of each row of a packed field in elements of the first dimension, and the end of the
-    /// last row.
+    /// Start of each row of a packed field, and the end of the last row, counted in elements of the
+    /// first dimension.
     pub fn offsets(&self, field: usize) -> Option<&[u64]> {
         let packed = self.slot().plan.layout.fields()[field].packed?;
         Some(bytemuck::cast_slice(

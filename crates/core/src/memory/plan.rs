@@ -84,7 +84,7 @@ impl MemoryTerm {
         Self::new("(index)", "the dataset's own memory, not in the sum").outside();
     /// Chunks in memory at once, with the lists of their rows; for chunked datasets.
     pub const CHUNKS: Self = Self::new("open chunks", "{count} × {each}");
-    /// Tables of samples in flight, and the sequences of chunks of two epochs.
+    /// Tables of the samples in flight, and the order of the chunks in two epochs.
     pub const TABLES: Self = Self::new("tables", "samples in flight");
     /// For one substitute sample or chunk; allocated at the first substitution.
     pub const SUBSTITUTES: Self = Self::new(

@@ -178,11 +178,10 @@ impl Row<'_> {
         self.stands_in
     }
 
-    /// Like [`pad`](Self::pad), for a row in which the fields of the bit mask `new` began with
-    /// length 0.
+    /// Like [`pad`](Self::pad). `new` is the bit mask of the fields whose length was 0 at first.
     ///
-    /// Errors: [`ErrorKind::Shape`] if one of these fields was written but its length was not set:
-    /// it would look empty.
+    /// Errors: [`ErrorKind::Shape`] if one of these fields was written but its length was not set,
+    /// because it would look empty.
     #[doc(hidden)]
     pub fn pad_new(&mut self, new: u64) -> Result<()> {
         let written = self.written & !self.sized & new;

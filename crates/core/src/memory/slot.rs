@@ -216,8 +216,8 @@ impl Slot {
         self.plan.layout.row_bytes(field, self.group())
     }
 
-    /// The maximum of an `UpTo` field's first dimension in the current batch, and the bytes of one
-    /// element of that dimension.
+    /// For an `UpTo` field: the maximum of its first dimension in the current batch, and the bytes
+    /// per element of that dimension.
     pub(super) fn most(&self, field: usize) -> (usize, usize) {
         let spec = &self.plan.spec.fields()[field];
         let unit = spec.unit_bytes();
@@ -446,7 +446,7 @@ impl Rows {
     /// Lends a part of field `field` of the first unfinished row to an I/O operation. Parts of one
     /// field are lent one after the other, in the order of their bytes.
     ///
-    /// Until [`restore`](Self::restore) of all parts the row cannot be finished and its fields
+    /// Until all parts are [restored](Self::restore), the row cannot be finished and its fields
     /// cannot be accessed.
     pub fn lend(&mut self, field: usize, part: Range<usize>) -> RowSpan {
         assert!(
@@ -499,8 +499,8 @@ impl Drop for Rows {
             // keeps its memory alive.
             return;
         }
-        // AcqRel: the last thread sees the writes of all others, and the next holder of the slot
-        // sees those of the last thread.
+        // AcqRel: the last thread sees the writes of all other threads, and the next holder of the
+        // slot sees the writes of the last thread.
         if count > 0 && self.slot.remaining.fetch_sub(count, Ordering::AcqRel) == count {
             self.slot.close_gaps();
             self.slot.plan.hooks.full(Filled {

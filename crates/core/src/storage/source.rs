@@ -545,8 +545,8 @@ impl Sources {
         }
     }
 
-    /// The same table for a reader of files: a source in the cache has the path of the cache's
-    /// file.
+    /// The same table for the reader of files. For a source in the cache, it has the path of the
+    /// cache's file.
     #[doc(hidden)]
     pub fn with_cache(&self, blocks: Arc<dyn CachedFiles>) -> Self {
         Self {

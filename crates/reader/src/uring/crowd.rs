@@ -14,8 +14,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// On two otherwise idle cores, workers completed cold reads of 256 KiB in 0.96 of the time, and of
-/// 1 MiB in 0.98. Smaller reads take as long, with more CPU time.
+/// On two otherwise idle cores, workers took 0.96 of the time for cold reads of 256 KiB, and 0.98
+/// for 1 MiB. Smaller reads take as long, with more CPU time.
 const LARGE: usize = 256 << 10;
 /// Interval between checks. It is so long that a single wait for the end of another thread's time
 /// slice (3 ms) does not decide.

@@ -135,8 +135,7 @@ impl CachedBlocks {
         }
     }
 
-    /// Maximum heap bytes of the table, once all objects are known, and of the queue of their
-    /// blocks.
+    /// Maximum heap bytes of the table, once all objects are known, including the queue of blocks.
     pub(crate) fn table_bytes(&self) -> usize {
         size_of_val(&*self.objects) + self.beside
     }

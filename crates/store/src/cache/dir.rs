@@ -27,8 +27,8 @@ const SHARES: usize = 64;
 /// Maximum wait for another process's lock.
 const LOCK: Duration = Duration::from_secs(1);
 
-/// Seconds during which no process starts another search for files to remove, after one that found
-/// too few.
+/// After a search for files to remove found too few, no process searches again for this many
+/// seconds.
 const CALM: u64 = 60;
 
 /// Files without a link are removed at this age. Younger ones may be about to get one.

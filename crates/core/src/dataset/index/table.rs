@@ -361,7 +361,7 @@ impl Form {
         }
     }
 
-    /// `bytes` are those of one entry.
+    /// Unpacks an entry; `bytes` are exactly its bytes.
     fn read(self, bytes: &[u8]) -> Option<Entry> {
         let (entry, absent) = match self {
             Self::Compact { shift } => {

@@ -155,7 +155,7 @@ impl Fill {
         &self.shared.blocks
     }
 
-    /// The keeper of bytes that the network returns for reads.
+    /// Keeps the bytes that the network returns for reads.
     pub(crate) fn taker(&self) -> Arc<dyn Keep> {
         self.shared.clone()
     }
