@@ -18,14 +18,15 @@
 //! rate of *n*, then *n* / (2 *r*) would get all of it: they fill the link, and none waits for
 //! others.
 //!
-//! Rates count bytes, and [`COST`] for each request. They are measured in windows of a round of
-//! requests, after the requests of the previous limit have ended. So new connections, which are
-//! slow at first, affect only the comparisons of the start. A window counts only if the requests in
-//! flight filled the limit. If more requests get a lower rate, the increase is undone.
+//! Rates count bytes, and [`COST`] for each request. They are measured in windows that last one
+//! round of requests, after the requests of the previous limit have ended. So new connections,
+//! which are slow at first, affect only the comparisons of the start. A window counts only if the
+//! requests in flight filled the limit. If more requests get a lower rate, the increase is undone.
 //!
-//! Several processes may share a link, and each gains from more requests of its own. So they probe
-//! at the same times of the system's clock: half of all requests then get the same rate as before.
-//! That works for a few processes. With eight or more, limits may go up to the maximum.
+//! Several processes may share a link, and each gains from more requests of its own. So they all
+//! probe at the same times of the system's clock. During a probe, half of all requests on a full
+//! link then get the same rate as before. That works for a few processes. With eight or more,
+//! limits may go up to the maximum.
 //!
 //! Limits: [`LEAST`] to [`REQUESTS_MAX`] requests. A probe costs up to a fifth of a full link's
 //! rate, and half of a slow store's, for two windows. The time between probes is at least [`SPARE`]

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Opening a dataset lists its shards, then opens each.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// Interval between a download's checks whether its loader ends.
+/// How often a download checks whether its loader ends.
 const STOP: Duration = Duration::from_millis(50);
 
 /// Maximum pages in a row without an object. Stores send such pages after many deletions.

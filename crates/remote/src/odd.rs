@@ -7,8 +7,8 @@
 //! <Contents><Key>a/b/</Key>…</Contents> ────► cut out            (the mark that some tools leave for a folder)
 //! ```
 //!
-//! The client library would refuse the whole page because of one such key. The elements are those
-//! of S3 and Google's store, and of Azure's.
+//! The client library would refuse the whole page because of one such key. The elements have the
+//! names that S3, Google's store and Azure use.
 
 use object_store::path::Path as Key;
 

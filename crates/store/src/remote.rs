@@ -48,8 +48,8 @@ const GATHER_MAX: usize = 8;
 const GATHER_SHARE: usize = 8;
 const GATHER_TIME: Duration = Duration::from_millis(1);
 
-/// Interval and number of a request's checks for room on the way to a cache's disk. Many requests
-/// wait at the same time, so a slow disk costs little.
+/// Interval between a request's checks for room among the bytes that wait for the cache's disk, and
+/// the number of checks. Many requests wait at the same time, so a slow disk costs little.
 const ROOM_LOOK: Duration = Duration::from_millis(5);
 const ROOM_LOOKS: u32 = 10;
 

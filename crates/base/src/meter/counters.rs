@@ -9,8 +9,8 @@
 //! Histogram     how long each took                          any thread records; about 3 % wide buckets
 //! ```
 //!
-//! At time 0 nothing is measured and nothing is written. Counters and histograms have no time
-//! argument: a caller without a clock skips them, see `Meters::on`.
+//! A time of 0 means that nothing is measured, so nothing is written. Counters and histograms have
+//! no time argument: a caller without a clock skips them, see `Meters::on`.
 //!
 //! All except counters and histograms have cache lines of their own (two, because processors fetch
 //! lines in pairs). A counter that changes with each task or row is a [`Lone`].

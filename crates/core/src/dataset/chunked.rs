@@ -5,10 +5,10 @@
 //! chunk ──extents──► readers ──► pieces (encoded bytes) ──open, on a decode worker──► ChunkBuf ──► rows of many batches
 //! ```
 //!
-//! Limits: a chunk's samples have consecutive ids, chunks follow each other; a chunk has at most
-//! `u32::MAX` samples. Invariants: `open_chunk` runs once each time a chunk is loaded into memory,
-//! with all pieces present; it writes only into a buffer of fixed size; `build()` reserves the
-//! sizes declared in [`ChunkBytes`].
+//! Limits: the samples of a chunk have consecutive ids, and each chunk begins where the previous
+//! one ends. A chunk has at most `u32::MAX` samples. Invariants: `open_chunk` runs once each time a
+//! chunk is loaded into memory, with all pieces present. It writes only into a buffer of fixed
+//! size. `build()` reserves the sizes declared in [`ChunkBytes`].
 
 use crate::dataset::ChunkBuf;
 use crate::decode::Scratch;

@@ -1,5 +1,5 @@
-//! The traits of a dataset: the locations of its bytes, their sizes, and for a few formats the
-//! meaning of the bytes.
+//! The traits that a dataset implements. They tell where its bytes are and how many, and for a few
+//! formats what the bytes mean.
 
 use super::forward::forward;
 use super::parts::{Part, Parts, lie, unframed};

@@ -78,7 +78,7 @@ pub(super) struct Slot {
     draws: Mutex<BTreeMap<u32, u64>>,
 }
 
-/// Failed samples of a batch, with their distinct ids, which are read for every failed row.
+/// The failed samples of a batch, and their distinct ids, which are looked up for every failed row.
 #[derive(Default)]
 struct BadSamples {
     list: Vec<BadSample>,

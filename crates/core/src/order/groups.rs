@@ -46,14 +46,15 @@ const STRIDE: usize = 128;
 pub struct Groups {
     #[doc(hidden)]
     pub table: Arc<Table>,
-    /// The greatest length of each group, if they are made by lengths.
+    /// The greatest length of each group, if the groups are made by lengths.
     bounds: Option<Arc<[u64]>>,
     /// Whether the remainder of a group goes into the next one.
     #[doc(hidden)]
     pub flows: bool,
     sizes: Sizes,
     multiple: u64,
-    /// Fields, and the maximum of their first dimension in each group.
+    /// Fields with a smaller maximum per group, and the maximum of their first dimension in each
+    /// group.
     most: Vec<(String, Vec<usize>)>,
 }
 

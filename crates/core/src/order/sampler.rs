@@ -43,8 +43,8 @@ pub trait Sampler: Send + Sync + 'static {
     }
 
     /// The progress of a run after the positions below `position` of `epoch`, for samplers whose
-    /// later part may change between runs (`Mix::scheduled`). The
-    /// default, `None`, is for all others.
+    /// later part may change between runs (`Mix::scheduled`). All other samplers keep the default,
+    /// `None`.
     ///
     /// A run then resumes if [`Progress::past`] is the same, regardless of the
     /// [`identity`](Self::identity). Not called for a sampler that is shuffled.

@@ -1,7 +1,7 @@
 //! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each task
 //! opens it anew.
 //!
-//! A file's version is its inode and the times of its last changes, in nanoseconds; a name is its
+//! A file's version is its inode and the times of its last changes, in nanoseconds; its name is its
 //! canonical path. Every open and every block compares the version with the one that the loader
 //! found first:
 //!
