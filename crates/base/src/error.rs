@@ -382,8 +382,8 @@ impl Error {
         self
     }
 
-    /// Sets the stage at which the failing code ran, for errors of user code and of methods of a
-    /// row or batch.
+    /// Sets the stage at which the failing code ran. This is for errors of user code, and of
+    /// methods of a row or batch.
     #[doc(hidden)]
     pub fn in_stage(mut self, stage: Stage) -> Self {
         if self.0.kind == ErrorKind::User || self.0.stage == Stage::Batch {

@@ -232,7 +232,7 @@ fn limits() -> String {
     }
 }
 
-/// `pids.max` of this process's groups: first of the full ones, then of the others.
+/// `pids.max` of this process's groups: of the full groups, and of all other groups.
 fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> (Vec<String>, Vec<String>) {
     let mut full = Vec::new();
     let mut known = Vec::new();

@@ -19,8 +19,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Maximum new bad samples that the error for an exceeded budget describes, and maximum others of
-/// the same batch that it lists by id only.
+/// Limits of the error for an exceeded budget: the number of bad samples that it describes, and of
+/// further new ones that it lists by id only.
 const NAMED: usize = 10;
 const NUMBERED: usize = 1000;
 
@@ -69,7 +69,7 @@ fn stage<S: serde::Serializer>(stage: &Stage, to: S) -> std::result::Result<S::O
     to.serialize_str(stage.as_str())
 }
 
-/// A row of a batch of an epoch.
+/// The position of a row: epoch, batch and row.
 pub struct RowPlace {
     pub epoch: u64,
     pub batch: u64,
@@ -177,10 +177,10 @@ impl fmt::Display for Ledger {
 /// The ledger of a loader, with its file.
 pub struct LedgerWriter {
     pub ledger: Ledger,
-    /// Sample → its place in the list.
+    /// Position of each sample in the list.
     places: BTreeMap<u64, usize>,
     file: Option<File>,
-    /// The last line may be incomplete.
+    /// Whether the file's last line may be incomplete.
     torn: bool,
     budget: u64,
 }
@@ -279,7 +279,7 @@ impl LedgerWriter {
     }
 
     fn exceeded(&self, count: u64, fresh: &[&BadSample]) -> Error {
-        // The new bad samples first: the ledger holds the others, but not these.
+        // New bad samples come first, because the ledger does not hold them yet.
         let mut said: Vec<_> = fresh
             .iter()
             .rev()

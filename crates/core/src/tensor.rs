@@ -7,8 +7,9 @@
 //!            can read rows in place if their length is a multiple of the storage's alignment
 //! ```
 //!
-//! In an order of groups an `UpTo` field may have a smaller maximum in the batches of a group:
-//! their rows are dense with that stride, and the array has room for the largest batch.
+//! In an order of groups, an `UpTo` field may have a smaller maximum in the batches of a group. The
+//! rows of such a batch are dense, with the stride of that maximum. The array has room for the
+//! largest batch.
 //!
 //! Rows of a *packed* field have no stride: they are adjacent. Row `i` extends from element
 //! `offsets[i]` of the first dimension to `offsets[i + 1]`. If the index has the lengths, the
@@ -71,7 +72,7 @@ impl DType {
         }
     }
 
-    /// DLPack's code of the kind of number.
+    /// DLPack's type code: integer, unsigned integer, float, and so on.
     #[doc(hidden)]
     pub const fn dlpack_code(self) -> u8 {
         match self {
@@ -153,8 +154,8 @@ pub struct Field {
     shape: Shape,
     /// How rows are packed; `None` for rows with a stride.
     packed: Option<Packing>,
-    /// The shape of a row in the batches of each group of the order, where it differs; `shape` is
-    /// the largest.
+    /// Shape of a row in the batches of each group, if it depends on the group; `shape` is then the
+    /// largest of them.
     of_groups: Vec<Vec<usize>>,
 }
 
@@ -165,8 +166,8 @@ pub struct Packing {
     /// Maximum bytes of a batch, if declared.
     #[doc(hidden)]
     pub batch_bytes: Option<usize>,
-    /// Each row has exactly the length in the index. Else each has its maximum until the batch is
-    /// full.
+    /// Whether each row takes exactly its length in the index. Otherwise each row takes the field's
+    /// maximum until the batch is full.
     #[doc(hidden)]
     pub by_index: bool,
 }
@@ -183,7 +184,7 @@ impl Field {
         }
     }
 
-    /// A field whose rows have one of these shapes: the one for the batch's group.
+    /// A field whose row shape depends on the batch's group: `shapes` has the shape for each group.
     #[doc(hidden)]
     pub fn in_groups(name: impl Into<String>, dtype: DType, shapes: Vec<Vec<usize>>) -> Self {
         let largest = shapes
@@ -286,8 +287,8 @@ impl Field {
         }
     }
 
-    /// Dimensions of one row in a batch of `group`, regardless of the maximum that an `UpTo` field
-    /// has there.
+    /// Dimensions of one row in a batch of `group`. An `UpTo` field has its overall maximum here,
+    /// even if the group has a smaller one.
     #[doc(hidden)]
     pub fn dims_in(&self, group: Option<u8>) -> Vec<usize> {
         let of_group = group.and_then(|group| self.of_groups.get(usize::from(group)));
@@ -320,7 +321,8 @@ impl Field {
         matches!(self.shape, Shape::UpTo { .. })
     }
 
-    /// Bytes per element of the first dimension of an `UpTo` field; of other fields, of a row.
+    /// Bytes per element of the first dimension, for an `UpTo` field; bytes per row, for other
+    /// fields.
     #[doc(hidden)]
     pub fn unit_bytes(&self) -> usize {
         match &self.shape {
@@ -329,7 +331,7 @@ impl Field {
         }
     }
 
-    /// The shape of `bytes` bytes of a packed field.
+    /// The array shape of a packed field whose rows have `bytes` bytes together.
     #[doc(hidden)]
     pub fn packed_shape(&self, bytes: usize) -> Vec<usize> {
         let mut dims = self.dims();
@@ -580,10 +582,10 @@ const PAGE_FROM: usize = 512;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct GroupShapes {
-    /// Rows of a batch of each group; 0 for a group without batches.
+    /// Rows per batch of each group; 0 for a group without batches.
     #[doc(hidden)]
     pub rows: Vec<usize>,
-    /// Fields, and the maximum of their first dimension in a batch of each group.
+    /// Fields, and the maximum of their first dimension in the batches of each group.
     #[doc(hidden)]
     pub most: Vec<(String, Vec<usize>)>,
 }
@@ -644,7 +646,7 @@ impl GroupShapes {
         Ok(())
     }
 
-    /// Bytes of a row of `field` in a batch of each group, if they differ.
+    /// Bytes per row of `field` in the batches of each group, if they differ.
     fn row_bytes(&self, field: &Field) -> Option<Box<[usize]>> {
         if field.varies_by_group() && !self.rows.is_empty() {
             return Some(
@@ -700,7 +702,7 @@ pub struct Packed {
     /// Byte offset of the `u64` offsets: one per row, plus one.
     #[doc(hidden)]
     pub offsets: usize,
-    /// Maximum bytes of all rows.
+    /// Maximum bytes of all rows together.
     pub(crate) room: usize,
     /// Bytes per element of the first dimension: offsets and lengths count these.
     pub(crate) unit: usize,

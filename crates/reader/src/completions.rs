@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 pub struct Completions {
     completions: Mutex<Vec<Completion>>,
     bell: Arc<Bell>,
-    /// The reader that the driver sleeps in, if it is another one.
+    /// Wakes the driver if it sleeps in another reader.
     other: Option<Waker>,
 }
 

@@ -98,26 +98,26 @@ impl Faulty {
         Self::default()
     }
 
-    /// Adds a fault of operation `at`, counted from 0.
+    /// Adds a fault for operation `at`, counted from 0.
     #[must_use]
     pub fn once(self, at: u64, fault: Fault) -> Self {
         self.times(at, 1, fault)
     }
 
-    /// Adds a fault of each of `count` operations starting at `at`.
+    /// Adds a fault for each of `count` operations, starting at `at`.
     #[must_use]
     pub fn times(self, at: u64, count: u64, fault: Fault) -> Self {
         self.0.hold().plan.push((at, count, fault));
         self
     }
 
-    /// Adds a fault of every operation starting at `at`.
+    /// Adds a fault for every operation, starting at `at`.
     #[must_use]
     pub fn ever(self, at: u64, fault: Fault) -> Self {
         self.times(at, u64::MAX, fault)
     }
 
-    /// Adds a fault of the next `count` operations. It overrides the plan for them.
+    /// Adds a fault for the next `count` operations. It overrides the plan for them.
     pub fn inject(&self, count: u64, fault: Fault) {
         let mut state = self.0.hold();
         let seen = state.seen;
@@ -189,8 +189,8 @@ enum FaultChange {
     Until(Instant),
 }
 
-/// The change that causes `fault`, and the affected part of the wanted bytes (offset, length).
-/// `None` if the fault makes no sense here.
+/// How `fault` changes the attempt, and the part of the wanted bytes that it affects (offset,
+/// length). `None` if the fault makes no sense for this call.
 fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(FaultChange, u64, u64)> {
     let Attempt {
         call,
@@ -337,7 +337,7 @@ impl Injection {
         }
     }
 
-    /// The request instead of `next`.
+    /// The range to request instead of `next`.
     pub(crate) fn next(&self, next: Next) -> Next {
         match self.change() {
             Some(FaultChange::Len(len)) => Next { len, ..next },

@@ -46,7 +46,7 @@ pub struct Files {
     opens: AtomicU64,
     fallbacks: AtomicU64,
     hook: FaultHook,
-    /// Files keep the flags they were opened with.
+    /// Whether files keep `O_NONBLOCK` after the open.
     nonblocking: bool,
     /// Shared by all tables of a reader.
     seen: Option<Seen>,
@@ -56,7 +56,8 @@ pub struct Files {
 /// share them.
 pub type Seen = Arc<[OnceLock<Stamp>]>;
 
-/// `None` if the index has all versions.
+/// No stamps so far, for all sources. `None` if the index has the versions of all files, so that no
+/// stamps are needed.
 pub fn seen(sources: &Sources) -> Option<Seen> {
     sources
         .has_unseen()
@@ -143,7 +144,7 @@ impl Files {
     /// Checks an opened file.
     fn check_opened(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
         if self.is_of_cache(id) {
-            // A cache never reuses a name.
+            // A cache never reuses a file name, so only the length is compared.
             let stat = check_regular(fd)?;
             return same_length(&stat, self.sources.len_of(id));
         }

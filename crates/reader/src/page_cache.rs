@@ -38,7 +38,7 @@ pub struct PageCache {
     sure: AtomicU32,
     /// Whether `cachestat` is refused here.
     blind: AtomicBool,
-    /// If it is refused: misses in a row (capped), and the number of reads still to skip.
+    /// If `cachestat` is refused: misses in a row (capped), and the number of reads still to skip.
     streak: AtomicU32,
     skip: AtomicU32,
     refused: OnceLock<String>,

@@ -58,17 +58,17 @@ pub(crate) struct Progress {
     extent: Extent,
     /// First file byte to read: `extent.offset` rounded down.
     start: u64,
-    /// Bytes to read without a short read: up to the extent's end rounded up.
+    /// Bytes from `start` to the extent's end, rounded up to `align`.
     span: usize,
-    /// 1 without `O_DIRECT`.
+    /// Alignment of offsets, lengths and memory; 1 without `O_DIRECT`.
     align: usize,
     /// Number of filled bytes in the buffer.
     got: usize,
     retries: u32,
 }
 
-/// The requirements of a read of `extent`, if offsets, lengths and memory are multiples of `align`
-/// (a power of two).
+/// What a read of `extent` requires if offsets, lengths and memory must be multiples of `align` (a
+/// power of two).
 pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
     if extent.len == 0 {
         return Footprint {

@@ -61,7 +61,7 @@ pub struct ReaderOptions {
     pub faulty: Option<std::sync::Arc<super::Faulty>>,
 }
 
-/// A read to do: the bytes of `extent` into `buf`.
+/// A read to do: it puts the bytes of `extent` into `buf`.
 pub struct ReadOp {
     /// The caller's tag, returned with the completion.
     pub tag: u64,
@@ -90,13 +90,13 @@ impl ReadOp {
     }
 }
 
-/// The error while the bytes that wait to be written to the disk are at their limit.
+/// The error of [`Keep::wants`] if too many bytes already wait to be written to the disk.
 pub struct NoRoom;
 
 /// Keeps the bytes that requests to stores return.
 pub trait Keep: Send + Sync {
-    /// The range to request instead of this one, if its bytes are to be kept; the keeper chooses
-    /// its bounds, and [`keep`](Self::keep) follows. `Err`: there is no room now.
+    /// The range to request instead of this one, if its bytes are to be kept. The keeper chooses
+    /// the bounds, and a call of [`keep`](Self::keep) follows. `Err`: there is no room now.
     fn wants(
         &self,
         source: SourceId,
@@ -135,10 +135,10 @@ pub struct Completion {
 /// The requirements of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// Bytes of buffer.
+    /// Bytes of buffer that the read needs.
     pub bytes: usize,
-    /// The read puts exactly the extent's bytes at the start of the buffer. So the buffer may be
-    /// their final place, if it is aligned to [`Reader::mem_align`] in its region.
+    /// Whether the read puts exactly the extent's bytes at the start of the buffer. Such a buffer
+    /// may be their final place, if it is aligned to [`Reader::mem_align`] in its region.
     pub in_place: bool,
 }
 

@@ -37,7 +37,7 @@ pub struct Again {
 }
 
 impl Again {
-    /// Retries the reads that failed in the reader of these options.
+    /// Retries reads that failed in the reader that was opened with `options`.
     pub fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
         let files = Files::new(sources, 1, Some(0)).through(FaultHook::of(options), seen);
         Self {
@@ -85,7 +85,7 @@ impl Again {
         done
     }
 
-    /// The result and the number of tries.
+    /// Reads, with retries as long as they may help. Returns the result and the number of tries.
     fn tries(&self, extent: &Extent, buf: &mut [u8]) -> (Result<()>, usize) {
         let mut past_cache = false;
         let mut last = self.once(extent, buf, past_cache);

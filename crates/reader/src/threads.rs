@@ -1,5 +1,5 @@
 //! A reader made of threads: the shared part of pread and mmap. The reader owns its threads, which
-//! have its name, and joins them when it is dropped. A thread that the kernel does not release
+//! are named after it, and joins them when it is dropped. A thread that the kernel does not release
 //! within the deadline is abandoned with its buffer. The threads inherit the CPUs of the thread
 //! that opens the reader, so open it on a NUMA node to place them there.
 
@@ -37,7 +37,7 @@ pub trait BlockingRead: Send + Sync + 'static {
 pub struct Threaded<W> {
     shared: Arc<ThreadsState<W>>,
     threads: Vec<JoinHandle<()>>,
-    /// Submitted, but not yet sent.
+    /// Reads that were submitted, but not yet sent to the threads.
     pending: Vec<ReadOp>,
     in_flight: usize,
     depth: usize,

@@ -67,12 +67,12 @@ impl Bell {
         self.event.as_ref().map(AsFd::as_fd)
     }
 
-    /// A wake: ends the wait.
+    /// Rings for a wake, which ends the wait.
     pub(crate) fn ring(&self) {
         self.raise(NOTIFIED);
     }
 
-    /// A completion: makes the driver look again.
+    /// Rings for a completion, so that the driver looks again.
     pub fn nudge(&self) {
         self.raise(NUDGED);
     }

@@ -18,14 +18,15 @@
 //! rate of *n*, then *n* / (2 *r*) would get all of it: they fill the link, and none waits for
 //! others.
 //!
-//! Rates count bytes, and [`COST`] for each request. They are measured in windows of a round of
-//! requests, after the requests of the previous limit have ended. So new connections, which are
-//! slow at first, affect only the comparisons of the start. A window counts only if the requests in
-//! flight filled the limit. If more requests get a lower rate, the increase is undone.
+//! Rates count bytes, and [`COST`] for each request. They are measured in windows that last one
+//! round of requests, after the requests of the previous limit have ended. So new connections,
+//! which are slow at first, affect only the comparisons of the start. A window counts only if the
+//! requests in flight filled the limit. If more requests get a lower rate, the increase is undone.
 //!
-//! Several processes may share a link, and each gains from more requests of its own. So they probe
-//! at the same times of the system's clock: half of all requests then get the same rate as before.
-//! That works for a few processes. With eight or more, limits may go up to the maximum.
+//! Several processes may share a link, and each gains from more requests of its own. So they all
+//! probe at the same times of the system's clock. During a probe, half of all requests on a full
+//! link then get the same rate as before. That works for a few processes. With eight or more,
+//! limits may go up to the maximum.
 //!
 //! Limits: [`LEAST`] to [`REQUESTS_MAX`] requests. A probe costs up to a fifth of a full link's
 //! rate, and half of a slow store's, for two windows. The time between probes is at least [`SPARE`]
@@ -49,8 +50,8 @@ const LEAST: f64 = 8.0;
 /// full.
 const GROWS: f64 = 1.25;
 
-/// Requests in flight per request that would fill the link: one request fills the pauses of
-/// another.
+/// The limit that is held, relative to the requests that would just fill the link: one request
+/// fills the pauses of another.
 const ROOM: f64 = 1.6;
 
 /// If half as many requests get this share of the rate, there were far too many.
@@ -84,7 +85,7 @@ const COST: u64 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// The limit doubles. Holds the rate of the round before.
+    /// The limit doubles each round. Holds the rate of the previous round.
     Start(f64),
     /// The requests of the previous limit are ending.
     Settle(Then),
@@ -102,7 +103,7 @@ enum Then {
 pub(super) struct Climb {
     phase: Phase,
     pub(super) limit: f64,
-    /// The rate at the limit that is held, and the number of windows that it comes from.
+    /// The rate at the current limit, and the number of windows that it was measured in.
     rate: f64,
     windows: u32,
     /// Whether the next probe tells if the start ended too early.

@@ -50,7 +50,7 @@ const LIBRARY_DUE: Duration = Duration::from_secs(60);
 /// New credentials.
 pub(super) struct Fresh<C> {
     pub(super) value: Arc<C>,
-    /// Time until they expire and until their renewal; `None` if they do not expire.
+    /// Time until they expire, and until they are renewed; `None` if they do not expire.
     pub(super) life: Option<(Duration, Duration)>,
 }
 
@@ -146,7 +146,8 @@ impl<C: Send + Sync + 'static> Credentials<C> {
         }
         loop {
             let mut ended = std::pin::pin!(self.0.ended.notified());
-            // Listens before it checks, so that no end is missed.
+            // Registers for the notification before the check, so that the end of a renewal is not
+            // missed.
             ended.as_mut().enable();
             if let Some(found) = self.look(asked) {
                 return found;
@@ -155,7 +156,8 @@ impl<C: Send + Sync + 'static> Credentials<C> {
         }
     }
 
-    /// The current credentials or an error. `None` while a renewal runs that the caller needs.
+    /// The current credentials or an error. `None` while the caller must wait for a renewal.
+    /// `asked`: the number of renewals that had ended when the caller asked.
     pub fn look(&self, asked: u64) -> Option<Result<(Arc<C>, u64)>> {
         let mut state = self.0.state.hold();
         let now = Instant::now();

@@ -25,18 +25,18 @@ use object_store::{GetOptions, GetRange, GetResult};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Minimum number of tries in a row without progress.
+/// After this many tries in a row without progress, a read may fail.
 pub(super) const TRIES: u32 = 6;
 
 /// Bytes that must arrive within the patience.
 const LEAST: u64 = 16 << 10;
 
-/// After twice the patience, this many tries are enough: each then waits for its patience, or as
-/// the store asks.
+/// After twice the patience, a read may fail after this many tries: each then waits for its
+/// patience, or as the store asks.
 const SLOW_TRIES: u32 = 3;
 
-/// Number of half patiences for which reads of a loader continue without progress, beyond
-/// [`TRIES`].
+/// Reads of a loader continue without progress for this many halves of the patience, even after
+/// [`TRIES`] tries.
 const AWAY: u32 = 5;
 
 /// How long a read waits.
@@ -71,8 +71,8 @@ impl Store {
 /// Pause before the second try; it doubles with each, up to 3.2 s.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Bytes that make a try count as progress. A server that sends one byte and resets must not be
-/// asked for ever.
+/// Bytes that make a try count as progress. Without this minimum, a server that sends one byte and
+/// resets would be tried for ever.
 const PROGRESS: u64 = 64 << 10;
 
 /// Number of lookups of an object whose version is in doubt. Mirrors often answer in turn.
@@ -157,7 +157,7 @@ impl Tries {
         match class {
             Class::Throttled(retry_after) => permit.throttled(retry_after),
             Class::Unanswered => permit.throttled(None),
-            // Other requests use the permit meanwhile.
+            // Other requests may use the permit during the pause.
             _ => drop(permit),
         }
         if last {
@@ -196,7 +196,7 @@ fn refuse(store: &Store, number: u64, class: Class, tries: &Tries) {
     }
 }
 
-/// A request without a body, such as a lookup or a page of a listing.
+/// Makes a request for metadata, such as a lookup or a page of a listing.
 pub(super) async fn asked<T>(
     store: &Store,
     key: &Key,
@@ -221,7 +221,7 @@ pub(super) async fn asked<T>(
     }
 }
 
-/// The destination of a range.
+/// Receives the bytes of a range.
 pub trait Sink: Send {
     /// Takes the bytes that start at `at`. After a wrong answer, `at` goes back to the end of the
     /// proven bytes.

@@ -508,7 +508,7 @@ async fn held(
     Ok(HttpResponse::from_parts(parts, bytes.into()))
 }
 
-/// Length of a range that starts at 0.
+/// Length of the range in the header `Range`, if the range starts at 0.
 fn whole(range: &str) -> Option<u64> {
     let last: u64 = range.trim().strip_prefix("bytes=0-")?.parse().ok()?;
     last.checked_add(1)

@@ -8,10 +8,10 @@
 //! Latency counts as well, since some stores queue requests where others throttle. A try without an
 //! answer counts as throttled, and so does a late answer. An answer is late if its first byte takes
 //! longer than 1 / [`LATE`] of the patience, and longer than [`LATE_TIMES`] × the store's best
-//! time. With 10 s of patience, such a request waited for 2 s or more, so the store always had more
-//! to do: with fewer requests, fewer wait, and the rate stays. The rule leaves [`LATE_LEAST`]
-//! requests. It compares no rates, which depend on the sizes of requests and on the loader's own
-//! demand.
+//! time. With 10 s of patience, such a request waited for 2 s or more, so the store always had
+//! requests in its queue. With fewer requests, fewer wait, and the rate stays the same. The rule
+//! leaves at least [`LATE_LEAST`] requests. It compares no rates, which depend on the sizes of
+//! requests and on the loader's own demand.
 //!
 //! The link to the store has its own limit, [`Climb`]. The smaller limit applies.
 
@@ -48,7 +48,7 @@ pub(super) struct Limit {
 }
 
 struct LimitState {
-    /// The limit by the store's answers; the link has its own.
+    /// The limit that follows from the store's answers; the link has a limit of its own.
     limit: f64,
     climb: Climb,
     in_flight: usize,

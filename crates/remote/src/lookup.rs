@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Opening a dataset lists its shards, then opens each.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// Interval between a download's checks whether its loader ends.
+/// How often a download checks whether its loader ends.
 const STOP: Duration = Duration::from_millis(50);
 
 /// Maximum pages in a row without an object. Stores send such pages after many deletions.
@@ -111,8 +111,8 @@ impl Store {
         Ok(self.remember(&meta))
     }
 
-    /// Every object whose key starts with `prefix`; only those of one folder if `folder`, with the
-    /// folders in it. Odd keys are listed separately.
+    /// Lists the objects whose keys start with `prefix`. If `folder`, lists only the objects and
+    /// folders of that folder. Odd keys are listed separately.
     async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<Keys> {
         let Some(lists) = self.lists.clone() else {
             let message = "an HTTP server has no listing; name the objects, for example by braces: \

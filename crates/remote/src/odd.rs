@@ -7,8 +7,8 @@
 //! <Contents><Key>a/b/</Key>…</Contents> ────► cut out            (the mark that some tools leave for a folder)
 //! ```
 //!
-//! The client library would refuse the whole page because of one such key. The elements are those
-//! of S3 and Google's store, and of Azure's.
+//! The client library would refuse the whole page because of one such key. The elements have the
+//! names that S3, Google's store and Azure use.
 
 use object_store::path::Path as Key;
 
@@ -20,7 +20,7 @@ const ELEMENTS: [(&str, &str); 4] = [
     ("BlobPrefix", "Name"),
 ];
 
-/// The page without such keys; `odd` gets them, except marks of folders.
+/// The page without keys that cannot be paths. `odd` gets these keys, except marks of folders.
 pub(super) fn without_odd(page: String, odd: &mut Vec<String>) -> String {
     ELEMENTS.iter().fold(page, |page, (element, name)| {
         let start = format!("<{element}>");

@@ -6,9 +6,9 @@
 //!                └─► http_proxy, https_proxy, all_proxy, in upper case too ─► the proxy, or direct
 //! ```
 //!
-//! The variables mean what they mean to curl; a host in `NO_PROXY` may have a port. The client
-//! library would ignore a URL that it cannot use, and would ask a proxy for a machine's own
-//! credentials.
+//! The variables mean what they mean to curl; a host in `NO_PROXY` may also have a port. The client
+//! library's own support is not used: it would ignore a URL that it cannot use, and would ask a
+//! proxy for a machine's own credentials.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use reqwest::Url;

@@ -77,7 +77,7 @@ struct Net {
     web: OnceLock<Web>,
     /// Two datasets of one bucket share its connections and its limit.
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
-    /// Options of stores besides those of the environment.
+    /// The user's options of stores, which are added to the environment's.
     options: Mutex<BTreeMap<String, Options>>,
     /// The state of a forked child.
     next: OnceLock<Box<Net>>,
@@ -176,7 +176,7 @@ pub fn lost() -> Error {
     )
 }
 
-/// Settings besides those of the environment: names and values.
+/// Settings in addition to the environment's: names and values.
 pub(super) type Options = Vec<(String, String)>;
 
 pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
@@ -419,7 +419,7 @@ impl Store {
             .map(|etag| etag.replace('"', ""));
         match etag.filter(|etag| !matches!(etag.trim(), "" | "W/")) {
             Some(etag) => etag,
-            // The client's value for no time.
+            // The client library's value if an answer has no time.
             None if meta.last_modified.timestamp() == 0 => String::new(),
             None => format!("modified {}", meta.last_modified.to_rfc3339()),
         }

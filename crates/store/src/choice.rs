@@ -82,7 +82,7 @@ impl Choice {
 }
 
 impl Choice {
-    /// This reader, without a reason.
+    /// The choice of this reader, without a reason.
     #[doc(hidden)]
     pub fn of(reader: ReaderInUse) -> Self {
         Self {

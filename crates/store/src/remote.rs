@@ -48,8 +48,8 @@ const GATHER_MAX: usize = 8;
 const GATHER_SHARE: usize = 8;
 const GATHER_TIME: Duration = Duration::from_millis(1);
 
-/// Interval and number of a request's checks for room on the way to a cache's disk. Many requests
-/// wait at the same time, so a slow disk costs little.
+/// Interval between a request's checks for room among the bytes that wait for the cache's disk, and
+/// the number of checks. Many requests wait at the same time, so a slow disk costs little.
 const ROOM_LOOK: Duration = Duration::from_millis(5);
 const ROOM_LOOKS: u32 = 10;
 
@@ -73,7 +73,7 @@ struct RemoteState {
     /// Whether a task will announce the waiting completions after [`GATHER_TIME`].
     gathers: AtomicBool,
     patience: Option<Duration>,
-    /// Number of cancellations. A task that began before the last one ends.
+    /// Number of cancellations so far. A task that began before the last one must end.
     cancels: AtomicU64,
     cancelled: Notify,
     keep: Option<Arc<dyn Keep>>,
@@ -300,7 +300,8 @@ impl Reads {
         }
     }
 
-    /// Whether a read that begins no earlier than the others shares their request.
+    /// Whether the read `next` joins this request. It must not begin before the reads in the
+    /// request.
     fn takes(&self, next: &Extent) -> bool {
         self.source == next.source
             && next.offset <= self.end.saturating_add(GAP)

@@ -165,8 +165,8 @@ impl Router {
         }
     }
 
-    /// Sends failed reads of the cache's files to the network. `from`: the index of the first
-    /// completion of the reader of files.
+    /// Sends failed reads of the cache's files to the network. Completions of the reader of files
+    /// start at index `from`.
     fn read_again(&mut self, out: &mut Vec<Completion>, from: usize) {
         let mut at = from;
         while at < out.len() {

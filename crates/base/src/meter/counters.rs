@@ -9,8 +9,8 @@
 //! Histogram     how long each took                          any thread records; about 3 % wide buckets
 //! ```
 //!
-//! At time 0 nothing is measured and nothing is written. Counters and histograms have no time
-//! argument: a caller without a clock skips them, see `Meters::on`.
+//! A time of 0 means that nothing is measured, so nothing is written. Counters and histograms have
+//! no time argument: a caller without a clock skips them, see `Meters::on`.
 //!
 //! All except counters and histograms have cache lines of their own (two, because processors fetch
 //! lines in pairs). A counter that changes with each task or row is a [`Lone`].
@@ -40,8 +40,8 @@ impl Counter {
     }
 }
 
-/// A value on cache lines of its own: threads that write it do not slow down those that use its
-/// neighbours.
+/// A value on cache lines of its own, so that writing it does not slow down threads that use
+/// neighbouring values.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Lone<T>(T);
@@ -60,7 +60,7 @@ fn put(number: &AtomicU64, value: u64) {
 }
 
 /// The integral of a count over time. Entering subtracts the time and leaving adds it, so the sum
-/// is the length of all stays; no thread needs the times of others.
+/// is the total length of all stays. No thread needs the times of other threads.
 ///
 /// A change takes more than one write, and between the writes the sum is off by the time since the
 /// clock was made. `word` counts the changes in progress.
@@ -73,7 +73,7 @@ pub struct Area {
     sum: AtomicU64,
 }
 
-/// One more change in progress, or finished, in [`Area::word`].
+/// Units of [`Area::word`]: one change in progress, and one finished change.
 const CHANGING: u64 = 1 << 32;
 const CHANGED: u64 = 1 << 40;
 /// Attempts of a reader to find a moment without a change. After that it takes the numbers as they
@@ -130,7 +130,7 @@ impl Area {
 struct Stretches<const N: usize> {
     /// State of the current stretch.
     state: AtomicU64,
-    /// Its start; [`BETWEEN`] during a change.
+    /// Start of the current stretch; [`BETWEEN`] during a change.
     since: AtomicU64,
     sums: [AtomicU64; N],
 }
@@ -280,9 +280,9 @@ fn settled<S: PartialEq + Copy, T>(
 #[repr(align(128))]
 pub struct Pool {
     workers: u64,
-    /// Start of the current stretch (51 bits of nanoseconds, which wrap after 26 days), whether
-    /// something is being filled (1 bit), the number of busy workers (12 bits). A stretch of more
-    /// than 13 days counts as 0.
+    /// Three packed numbers: the start of the current stretch (51 bits of nanoseconds, which wrap
+    /// after 26 days), whether something is being filled (1 bit), the number of busy workers (12
+    /// bits). A stretch of more than 13 days counts as 0.
     word: AtomicU64,
     busy: Counter,
     starved: Counter,
@@ -401,8 +401,8 @@ const SUB: usize = 1 << SUB_BITS;
 const POWERS: usize = 41 - SUB_BITS as usize;
 const BUCKETS: usize = SUB * (POWERS + 1);
 
-/// For each bucket of a histogram: the count at the last call of `quantile_since`, and the increase
-/// since the call before.
+/// For each bucket of a histogram: its count at the last call of `quantile_since`, and how much the
+/// count had grown since the call before that.
 #[derive(Debug, Default)]
 pub struct Counts(Vec<[u64; 2]>);
 

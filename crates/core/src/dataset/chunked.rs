@@ -5,10 +5,10 @@
 //! chunk ──extents──► readers ──► pieces (encoded bytes) ──open, on a decode worker──► ChunkBuf ──► rows of many batches
 //! ```
 //!
-//! Limits: a chunk's samples have consecutive ids, chunks follow each other; a chunk has at most
-//! `u32::MAX` samples. Invariants: `open_chunk` runs once each time a chunk is loaded into memory,
-//! with all pieces present; it writes only into a buffer of fixed size; `build()` reserves the
-//! sizes declared in [`ChunkBytes`].
+//! Limits: the samples of a chunk have consecutive ids, and each chunk begins where the previous
+//! one ends. A chunk has at most `u32::MAX` samples. Invariants: `open_chunk` runs once each time a
+//! chunk is loaded into memory, with all pieces present. It writes only into a buffer of fixed
+//! size. `build()` reserves the sizes declared in [`ChunkBytes`].
 
 use crate::dataset::ChunkBuf;
 use crate::decode::Scratch;
@@ -28,7 +28,7 @@ pub trait Chunked: Send + Sync {
         true
     }
 
-    /// Maps an id of the dataset to the sample's number in the chunks, counted as in
+    /// Maps a sample id of the dataset to the sample's position in the chunks, counted like
     /// [`starts`](Self::starts).
     fn inner(&self, sample: u64) -> u64 {
         sample
@@ -37,7 +37,7 @@ pub trait Chunked: Send + Sync {
     /// Appends the extents of `chunk`. Called on the I/O thread; arithmetic only.
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()>;
 
-    /// Memory for `chunk`, in bytes.
+    /// Memory that reading and opening `chunk` needs, in bytes.
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes;
 
     /// Opens a chunk: `pieces[i]` holds the bytes of extent *i*, untrusted. The method must write

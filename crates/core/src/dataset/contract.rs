@@ -1,5 +1,5 @@
-//! The traits of a dataset: the locations of its bytes, their sizes, and for a few formats the
-//! meaning of the bytes.
+//! The traits that a dataset implements. They tell where its bytes are and how many, and for a few
+//! formats what the bytes mean.
 
 use super::forward::forward;
 use super::parts::{Part, Parts, lie, unframed};
@@ -31,8 +31,8 @@ pub trait Dataset: Send + Sync + 'static {
     /// Sizes known from the index, for a loader's memory plan.
     fn sizes(&self) -> Sizes;
 
-    /// Adds to `parts` the location of the bytes of every field of the schema. `sample` is below
-    /// `len`.
+    /// Adds the location of each field's bytes to `parts`, for every field of the schema. `sample`
+    /// is below `len`.
     ///
     /// It must only compute, never do I/O, since it runs at least once per sample during an epoch:
     /// in a worker that queries the page cache, in the I/O thread that submits a read, in a cuFile
@@ -52,11 +52,11 @@ pub trait Dataset: Send + Sync + 'static {
         None
     }
 
-    /// The order that belongs to the dataset, such as that of a mix. A loader then has no other
-    /// order. The default is `None`.
+    /// The sample order that the dataset prescribes, such as the order of a mix. A loader of this
+    /// dataset then uses no other order. The default is `None`.
     ///
-    /// A wrapper that keeps ids passes it on. A wrapper that gives samples other ids must refuse a
-    /// dataset that has one.
+    /// A wrapper that keeps the ids returns the order of its inner dataset. A wrapper that gives
+    /// samples other ids must refuse an inner dataset that prescribes an order.
     fn sampler(&self) -> Option<Arc<dyn Sampler>> {
         None
     }
@@ -121,9 +121,9 @@ impl Sizes {
 /// their bytes. Each default is right for fields that are delivered as they are stored.
 pub trait Framed: Send + Sync {
     /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs
-    /// where [`open`](Self::open) runs, once per read of an extent, however many fields
-    /// share the extent: `field` is the first of them that is wanted, not always field 0. In a
-    /// dataset with checksums it also runs for extents that are not framed.
+    /// where [`open`](Self::open) runs, once per read of an extent, even if several fields share
+    /// the extent. `field` is then the first of these fields that is wanted, which need not be
+    /// field 0. In a dataset with checksums, it also runs for extents that are not framed.
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let _ = (sample, field, bytes);
         Ok(())
@@ -156,19 +156,18 @@ pub trait Framed: Send + Sync {
         lie("the dataset gave a made part, but does not implement `make`".into())
     }
 
-    /// Number of bytes that [`open`](Self::open) makes of a sample's field, from the index alone;
-    /// `None` if it is known only after reading. A dataset in chunks may also know it.
-    /// `DatasetExt::lengths` and ragged batches need it. The lengths
-    /// of fields with a fixed shape, and of fields that are not framed, are known without this
-    /// method.
+    /// Number of bytes that [`open`](Self::open) returns for a field of a sample, from the index
+    /// alone; `None` if it is known only after reading. A dataset in chunks may also know it.
+    /// `DatasetExt::lengths` and ragged batches need it. The lengths of fields with a fixed shape,
+    /// and of fields that are not framed, are known without this method.
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         let _ = (sample, field);
         Ok(None)
     }
 
-    /// Maximum bytes of a field as a decoder gets them, if the dataset can find it without calling
-    /// [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column, compressed
-    /// MDS the offsets of each shard.
+    /// Maximum number of bytes that a decoder gets for a field, if the dataset can find it without
+    /// calling [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column,
+    /// compressed MDS the offsets of each shard.
     ///
     /// Errors: those of `DatasetExt::field_bytes_max`.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
@@ -203,12 +202,12 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     forward!(self => (**self); schema len sources sizes extents framed chunked sampler identity describe);
 }
 
-/// The dataset's `Framed`, or the one for plain data.
+/// The dataset's [`Framed`] methods, or those for unframed fields if it has none.
 pub fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
     dataset.framed().unwrap_or(&Unframed)
 }
 
-/// The chunks of a dataset that has chunks.
+/// The chunks of a dataset. Panics if it has no chunks.
 pub fn chunks<D: Dataset + ?Sized>(dataset: &D) -> &dyn Chunked {
     dataset
         .chunked()
@@ -223,7 +222,7 @@ impl Framed for Unframed {
     }
 }
 
-/// Number of bytes of a sample's field as a decoder gets them, from the index alone. `None` if it
+/// Number of bytes that a decoder gets for a field of a sample, from the index alone. `None` if it
 /// is known only after reading: for most framed fields of varying length, and for fields in chunks.
 pub fn field_bytes<D: Dataset + ?Sized>(
     dataset: &D,
@@ -282,7 +281,7 @@ pub fn chunk_member(chunks: &dyn Chunked, sample: u64) -> Option<String> {
     (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
 }
 
-/// Refuses a dataset with an [order of its own](Dataset::sampler), for wrappers that give samples
+/// Refuses a dataset that prescribes an [order](Dataset::sampler), for wrappers that give samples
 /// other ids. `to` says what to do with the parts of a mix. Errors: [`ErrorKind::Config`].
 pub fn unordered<D: Dataset + ?Sized>(dataset: &D, to: &str) -> Result<()> {
     match dataset.sampler() {
@@ -294,7 +293,7 @@ pub fn unordered<D: Dataset + ?Sized>(dataset: &D, to: &str) -> Result<()> {
     }
 }
 
-/// The message for a name that the schema lacks.
+/// The error message for a field name that the schema lacks.
 pub fn no_field(schema: &[EncodedField], name: &str) -> String {
     let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
     format!("no field `{name}`; the dataset has {}", names.join(", "))

@@ -61,7 +61,7 @@ impl DamageKind {
             .map(|(_, kind)| *kind)
     }
 
-    /// Kind of the error for refused damage.
+    /// Kind of the error that opening the shard returns for this damage, unless damage is skipped.
     fn error_kind(self) -> ErrorKind {
         match self {
             Self::Cut | Self::NoEnd => ErrorKind::Truncated,
@@ -114,8 +114,8 @@ impl Damage {
         self
     }
 
-    /// Whether more than [`samples`](Self::samples) may be lost: a cut or zeroed end does not show
-    /// how many it held.
+    /// Whether more than [`samples`](Self::samples) may be lost. This is so for a cut or zeroed
+    /// end, because nothing shows how many samples it held.
     pub fn is_lower_bound(&self) -> bool {
         matches!(
             self.kind,
@@ -131,7 +131,7 @@ impl Damage {
         )
     }
 
-    /// Error for refused damage; `others` is the number of further damaged places.
+    /// The error for damage that is not skipped; `others` is the number of further damaged ranges.
     pub(crate) fn refused(&self, others: usize) -> Error {
         let more = if others == 0 {
             String::new()
@@ -186,7 +186,7 @@ pub fn cost(damage: &[Damage]) -> String {
     )
 }
 
-/// Counts of a verification, final or so far.
+/// Counts of a verification, during the run or at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Samples checked.

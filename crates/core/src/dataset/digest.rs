@@ -3,8 +3,8 @@
 use crate::order::{Draws, Key};
 
 /// A hash of words and bytes, the same on every platform and in every version of Rust and of this
-/// crate. It chains the keys of `order`: each word derives a sub-key. Statistical,
-/// not cryptographic.
+/// crate. Each word derives a sub-key, with the keys of `order`. The quality is statistical, not
+/// cryptographic.
 #[derive(Clone, Copy)]
 pub struct Digest(Key);
 

@@ -26,7 +26,7 @@ const CHUNKS: usize = 4;
 /// Fields of a dataset whose rows are documents. The first field has the tokens; the others have a
 /// value for each token.
 pub struct TokenFields {
-    /// Positions in the schema.
+    /// Positions of the fields in the schema.
     pub numbers: Box<[usize]>,
     pub fields: Box<[Field]>,
 }
@@ -66,12 +66,12 @@ impl TokenFields {
         })
     }
 
-    /// Bytes of an element of each field.
+    /// Bytes per element, for each field.
     pub fn element_bytes(&self) -> impl Iterator<Item = u64> + '_ {
         self.fields.iter().map(|field| field.dtype().size() as u64)
     }
 
-    /// Number of tokens of a document whose fields have these numbers of bytes.
+    /// Number of tokens in a document, from the number of `bytes` of each of its fields.
     ///
     /// Errors: [`ErrorKind::Decode`] if a field is not a whole number of tokens;
     /// [`ErrorKind::Shape`] for fields of different lengths.

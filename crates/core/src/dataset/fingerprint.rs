@@ -126,8 +126,8 @@ impl Fingerprint {
         })
     }
 
-    /// Whether `self` only appends to `saved`: the first of its shards, in `sources`, are all the
-    /// shards of `saved`, and there are more samples.
+    /// Whether data was only appended since `saved`: the first shards of `self`, in `sources`, are
+    /// all the shards of `saved`, and there are more samples.
     pub fn appends_to(&self, saved: &Self, sources: &Sources) -> bool {
         let more = self.samples > saved.samples
             && self.shards >= saved.shards
@@ -168,7 +168,7 @@ impl Fingerprint {
             );
         }
         let counts = format!("{now} shards, {then} when saved");
-        // The counts differ anyway, so an error of this second read does not matter.
+        // The numbers of shards differ anyway, so an error of this second read does not matter.
         let Ok(hashes) = Hashes::of(sources, then) else {
             return (counts, None);
         };
@@ -259,7 +259,7 @@ impl Hashes {
         })
     }
 
-    /// Differing buckets, ascending.
+    /// Numbers of the buckets whose hashes differ, ascending.
     fn differing(&self, other: &Self) -> Vec<usize> {
         let hash = |hashes: &Self, bucket: usize| {
             (hashes.buckets[bucket / 4] >> (48 - 16 * (bucket % 4))) as u16
@@ -282,15 +282,15 @@ fn bucket_of(place: u64, count: u64) -> usize {
     (u128::from(place) * BUCKETS as u128 / u128::from(count.max(1))) as usize
 }
 
-/// Shards of a bucket.
+/// Numbers of the shards in a bucket, if there are `count` shards in all.
 fn places_in(bucket: usize, count: u64) -> Range<u64> {
     let start =
         |bucket: usize| (bucket as u128 * u128::from(count)).div_ceil(BUCKETS as u128) as u64;
     start(bucket)..start(bucket + 1)
 }
 
-/// Text such as `shard 3` or `a shard between 8 (data/8.bin) and 11`; the number for a single
-/// shard.
+/// Text such as `shard 3` or `a shard between 8 (data/8.bin) and 11`. Also returns the shard's
+/// number if the range has only one shard.
 fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     let first = places.start;
     let last = places.end.saturating_sub(1);
@@ -306,12 +306,13 @@ fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     )
 }
 
-/// Hash of the names, lengths and ends of all sources; if there are many, of the ends of only some.
+/// Hash of the names, lengths, and first and last 4 KiB of all sources. If there are more than 256,
+/// the ends of only 256 of them are read.
 pub fn ends_of_all(sources: &Sources) -> Result<u64> {
     Ok(Hashes::of(sources, sources.count() as u64)?.total)
 }
 
-/// Hash of the first and last bytes of a source.
+/// Hash of the first and last bytes of a source; for an object, of its version.
 fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
     let digest = Digest::new("ends");
     let sizes = |len: u64| (len.min(ENDS), (len - len.min(ENDS)).min(ENDS));
@@ -344,7 +345,8 @@ fn fields(schema: &[EncodedField]) -> u64 {
         dims.iter()
             .fold(start, |digest, dim| digest.word(*dim as u64))
     };
-    // Booleans used to be stored as bytes: states from that time stay valid.
+    // Booleans used to be stored as bytes. They hash like bytes, so that states from that time stay
+    // valid.
     let name = |dtype: DType| {
         if dtype == DType::Bool {
             DType::U8.name()

@@ -1,4 +1,4 @@
-//! The files of a wrapper, which are made on the first open and then kept.
+//! Files that a wrapper makes on the first open and then keeps.
 //!
 //! Invariants: a damaged or older file is made again; a file of another dataset, of another kind,
 //! or of a newer version is never replaced.
@@ -11,7 +11,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::io::Write;
 use std::path::Path;
 
-/// Origin of the file.
+/// How the file came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     Kept,
@@ -34,8 +34,8 @@ pub fn identity_of(purpose: &str, dataset: &dyn Dataset) -> Digest {
         .fold(digest, |digest, id| digest.word(sources.len_of(id)))
 }
 
-/// For each field of the schema, its position among the fields for which `keeps` is true; then the
-/// number of these fields.
+/// For each field of the schema, its position among the fields for which `keeps` is true (`None`
+/// for the others). Also returns the number of these fields.
 pub fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Option<usize>>, usize) {
     let mut width = 0;
     (
@@ -51,7 +51,8 @@ pub fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Option<usiz
     )
 }
 
-/// Opens the file of `what`, or lets `fill` make its sections.
+/// Opens the file at `place`, or creates it with sections that `fill` writes. `what` names the kind
+/// of file in errors.
 ///
 /// Errors: the file cannot be read or written, is another kind of file or of a newer version, has
 /// another identity, or does not fit.
@@ -104,9 +105,10 @@ pub fn open_or_make(
     }
 }
 
-/// Opens a file of `what`, made from `of`, or lets `fill` write it; if several processes write it,
-/// the file of the first one is kept. The file ends with `end`: a mark of 8 bytes and an identity.
-/// Also returns whether the file was written.
+/// Opens the file at `place`, or creates it with bytes that `fill` writes. In errors, `what` names
+/// the kind of file, and `of` the data that it was made from. If several processes write it, the
+/// file of the first one is kept. The file ends with `end`: a mark of 8 bytes and an identity. Also
+/// returns whether the file was written.
 ///
 /// Errors: those of [`open_or_make`]; a damaged file is not replaced.
 pub fn open_or_write(

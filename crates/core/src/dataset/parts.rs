@@ -18,7 +18,7 @@ const PARTS_INLINE: usize = 8;
 /// Location of one field's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// In storage and final: they may be read in place.
+    /// The bytes are in storage and final, so they may be read in place.
     Extent(Extent),
     /// In storage; they must pass through [`check`](super::Framed::check).
     Checked(Extent),
@@ -40,7 +40,7 @@ pub enum Part<'a> {
 pub struct FieldPart<'a> {
     pub field: usize,
     pub part: Part<'a>,
-    /// Whether the field has no further part.
+    /// Whether this is the field's last part.
     pub is_last: bool,
 }
 
@@ -67,7 +67,7 @@ impl Part<'_> {
         }
     }
 
-    /// Whether these bytes follow others of the same field.
+    /// Whether these bytes are appended to earlier bytes of the same field.
     #[inline]
     pub fn follows(&self) -> bool {
         matches!(self, Self::More(_) | Self::MoreInline(_))
@@ -181,7 +181,8 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Checks the extents, which the read buffers must hold, against the dataset's bounds.
+    /// Checks the extents against the maximum sizes that the dataset declared, because the read
+    /// buffers have these sizes.
     #[doc(hidden)]
     pub fn within(&self, sizes: &Sizes) -> Result<()> {
         let (
@@ -288,10 +289,10 @@ impl<'a> Parts<'a> {
         self.push(field, Part::Extent(extent));
     }
 
-    /// Appends the bytes of one more extent, unchanged, to those of field `field`: a row is read
-    /// from several places. Call it directly after [`extent`](Self::extent) or another append for
-    /// the same field. The field must have a fixed shape and no decoder, and all parts
-    /// together must have a row's bytes. [`Sizes::appended_max`] bounds their number.
+    /// Appends the bytes of one more extent, unchanged, to field `field`, for a row that is stored
+    /// in several places. Call it directly after [`extent`](Self::extent) or another append for the
+    /// same field. The field must have a fixed shape and no decoder, and all parts together must
+    /// have a row's bytes. [`Sizes::appended_max`] bounds their number.
     pub fn append(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::More(extent));
     }
@@ -331,7 +332,7 @@ pub fn unframed<T>() -> Result<T> {
     lie("the dataset gave a framed part, but its `framed` is `None`".into())
 }
 
-/// Appends a field that the dataset [makes](Parts::made).
+/// Appends the bytes of a [made](Parts::made) field to `out`.
 pub fn make(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut Vec<u8>) -> Result<()> {
     let bytes = dataset
         .schema()
@@ -347,7 +348,7 @@ pub fn make(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut Vec<u8>)
     make_in(dataset, sample, field, &mut out[start..])
 }
 
-/// Writes a field that the dataset [makes](Parts::made) into its row.
+/// Writes the bytes of a [made](Parts::made) field to its row, `out`.
 pub fn make_in(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
     caught_in("the dataset's `make`", Stage::Decode, || {
         let made = match dataset.framed() {
@@ -358,7 +359,7 @@ pub fn make_in(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut [u8])
     })
 }
 
-/// Offset of `part` in `whole`; `None` if it was copied.
+/// Offset of `part` in `whole`; `None` if `part` lies outside it, as a copy does.
 fn offset_in(part: &[u8], whole: &[u8]) -> Option<u64> {
     let within = whole.as_ptr_range().contains(&part.as_ptr());
     within.then(|| (part.as_ptr().addr() - whole.as_ptr().addr()) as u64)
@@ -385,8 +386,9 @@ pub fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) -> Erro
     }
 }
 
-/// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open),
-/// judged by a few samples. Rows are then not read in place, whatever their fields.
+/// Whether the dataset's bytes go through [`check`](super::Framed::check) or
+/// [`open`](super::Framed::open), judged by a few samples. If so, no row is read in place, even one
+/// of a raw field.
 pub fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     // A user's dataset may panic here; planning the sample hits the same panic and reports it.

@@ -1,4 +1,4 @@
-//! Maps a sample of several consecutive files to its file.
+//! Finds the file of a sample in a sequence of files.
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 
@@ -25,7 +25,7 @@ impl Starts {
         self.0[self.0.len() - 1]
     }
 
-    /// File of a sample, and its number in that file. `sample` is below `len`.
+    /// Index of a sample's file, and the sample's position in that file. `sample` is below `len`.
     pub fn locate(&self, sample: u64) -> (usize, u64) {
         let file = locate(&self.0, sample).unwrap_or(0);
         (file, sample - self.0[file])
@@ -42,9 +42,9 @@ impl Starts {
     }
 }
 
-/// Index of the start to which a sample belongs, in an ascending list; `None` if all starts are
-/// above it. An empty file starts where the next file starts; of equal starts, the last one has the
-/// sample. Lists of files are usually short.
+/// Index of the last start that is not above `sample`, in an ascending list; `None` if all starts
+/// are above it. An empty file starts where the next file starts, so the last of several equal
+/// starts has the sample.
 pub fn locate(starts: &[u64], sample: u64) -> Option<usize> {
     starts
         .partition_point(|start| *start <= sample)

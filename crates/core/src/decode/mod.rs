@@ -39,8 +39,8 @@ pub trait Decoder: Send + Sync + 'static {
 
     /// Maximum heap bytes of one call, besides the row.
     ///
-    /// The loader counts `workers ×` this in its memory sum. A tight memory budget may leave less:
-    /// see [`Ctx::scratch_limit`].
+    /// The loader counts this once per worker in its memory plan. A tight memory budget may leave
+    /// less: see [`Ctx::scratch_limit`].
     fn scratch_bytes(&self) -> usize {
         0
     }
@@ -100,7 +100,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Sets the number of this draw of the sample in the epoch.
+    /// Sets the draw number, which distinguishes repeated draws of one sample in the epoch.
     #[doc(hidden)]
     pub fn with_draw(mut self, draw: u64) -> Self {
         self.draw = draw;
@@ -154,10 +154,9 @@ impl<'a> Ctx<'a> {
     }
 
     /// Random draws that depend only on (seed, epoch, sample id, purpose), and on the draw number
-    /// if an order repeats samples within an epoch. The number differs between equal entries of a
-    /// list of indices, and between passes over a source of a mix;
-    /// `Sampler::draw` sets it for a sampler. Rows that fill up the
-    /// last batch are copies.
+    /// if an order repeats samples within an epoch. The draw number differs between equal entries
+    /// of a list of indices, and between passes over a source of a mix. A sampler sets it by
+    /// `Sampler::draw`. Rows that fill up the last batch are copies.
     ///
     /// Independent uses need different purposes; a purpose can be any name.
     pub fn draws(&self, purpose: &str) -> Draws {
@@ -170,7 +169,7 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// Code of the user or of a format that processes a row.
+/// The code of the user or of a format that is processing a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Running {
     /// A decoder, or none.
@@ -208,8 +207,8 @@ pub struct Scratch {
 
 impl Scratch {
     /// Runs `work` on the scratch of `owner`. A panic becomes an error of the code that was
-    /// running, and the scratch is replaced. There is one catch per row, because one per call costs
-    /// time.
+    /// running, and the scratch is replaced. There is one `catch_unwind` per row, because one per
+    /// call would cost time.
     #[doc(hidden)]
     pub fn guarded<O, R>(
         owner: &mut O,

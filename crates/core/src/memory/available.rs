@@ -55,8 +55,7 @@ fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut system = value(&meminfo, "MemAvailable:")? * 1024;
     let mut swap = 0;
     if most {
-        // `MemAvailable` leaves out reserves and a part of the page cache, and all of the cache of
-        // ZFS.
+        // `MemAvailable` leaves out reserves, a part of the page cache, and the whole cache of ZFS.
         let parts = [
             "MemFree:",
             "Active(file):",
@@ -130,7 +129,7 @@ fn file_pages(stat: &str) -> u64 {
     pages("inactive").unwrap_or(0) + pages("active").unwrap_or(0)
 }
 
-/// The number in the line of `name`: the last word that is a number.
+/// The last number in the line that begins with `name`.
 fn value(text: &str, name: &str) -> Option<u64> {
     let words = text
         .lines()

@@ -24,9 +24,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// So early loaders leave at least bytes / loaders to each later one. Bytes that they do not need
 /// go to the loaders after them.
 ///
-/// A loader returns its bytes and its place when the loader, its epochs and its batches are
-/// dropped, or when `build` fails. The same rule holds for a replacement: if no other place is
-/// open, it may plan at least its predecessor's bytes.
+/// A loader returns its bytes when the loader, its epochs and its batches are dropped, or when
+/// `build` fails. Another loader may then be built in its place, by the same rule: if all others
+/// are built, it may plan at least its predecessor's bytes.
 ///
 /// Data in memory counts once for all loaders that share it. It is subtracted before the free bytes
 /// are divided.
@@ -56,7 +56,7 @@ struct Taken {
     data: Vec<Range<usize>>,
 }
 
-/// The limit for a loader that is being built, with its reasons.
+/// The limit for a loader that is being built, with the numbers that it follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Bytes that the loader may take: `free / parts`.
@@ -103,8 +103,8 @@ impl Budget {
         self.shared.bytes - self.shared.lock().bytes
     }
 
-    /// Takes the bytes that `plan` returns, and those of `data` that no live loader shares. Other
-    /// loaders wait meanwhile, so `plan` must only compute.
+    /// Takes the bytes that `plan` returns, and the bytes of `data` that no live loader has taken
+    /// yet. Other loaders wait meanwhile, so `plan` must only compute.
     ///
     /// Errors (nothing is taken then): [`ErrorKind::Budget`] if all loaders are alive or `plan`
     /// exceeds its part; those of `plan`.

@@ -76,7 +76,7 @@ impl IoBuf {
         }
     }
 
-    /// Region and offset, for reads into registered buffers.
+    /// Id of the region, and the offset in it, for reads into registered buffers.
     pub fn place(&self) -> (u64, usize) {
         match &self.0 {
             BufKind::Row(span) => span.place(),

@@ -33,9 +33,8 @@ impl Slot {
         unsafe { std::ptr::copy_nonoverlapping(number.to_ne_bytes().as_ptr(), ptr, 8) }
     }
 
-    /// Start and end of a row of a packed field. Panics if another framework, to which the offsets
-    /// were exported, overwrote them with invalid values, because they determine which memory is
-    /// read.
+    /// Start and end of a row of a packed field. Panics if the offsets are invalid, because they
+    /// determine which memory is read: another framework that got them may have overwritten them.
     pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
         let at = packed.offsets + row as usize * 8;
         let start = self.number(at) as usize;
@@ -47,7 +46,7 @@ impl Slot {
         (start * packed.unit, end * packed.unit)
     }
 
-    /// Bytes of the batch's rows of a field.
+    /// Total bytes of a field's rows in the batch.
     pub(super) fn used(&self, field: usize) -> usize {
         let layout = self.plan.layout.fields()[field];
         let rows = self.rows.load(Ordering::Relaxed);
@@ -57,7 +56,7 @@ impl Slot {
         )
     }
 
-    /// Closes the gaps of packed rows with fewer bytes than planned. All rows must be finished.
+    /// Closes the gaps after packed rows that are shorter than planned. All rows must be finished.
     pub(super) fn close_gaps(&self) {
         let rows = self.rows.load(Ordering::Relaxed);
         for layout in self.plan.layout.fields() {
@@ -93,8 +92,8 @@ impl Slot {
 }
 
 impl Rows {
-    /// Places row `row` of a packed field: `len` bytes (by default the maximum), or none if they do
-    /// not fit.
+    /// Assigns `len` bytes (by default the maximum) to row `row` of a packed field, or no bytes if
+    /// they do not fit.
     ///
     /// Called for each row in order, before any row is filled or taken.
     pub fn place(&mut self, field: usize, row: u32, len: Option<u64>) {
@@ -125,8 +124,9 @@ impl Rows {
 }
 
 impl Row<'_> {
-    /// Rejects a length that does not fit the row's place. If the rows were placed by lengths from
-    /// the index, only the indexed length and 0 fit; otherwise all shorter lengths fit, too.
+    /// Rejects a length that does not fit the bytes assigned to the row. If they were assigned by
+    /// lengths from the index, only the indexed length and 0 fit; otherwise all shorter lengths
+    /// fit, too.
     pub(super) fn check_packed(&self, field: &Field, packed: Packed, len: usize) -> Result<()> {
         let (start, end) = self.slot.packed_row(packed, self.row);
         let len = len * packed.unit;
@@ -155,13 +155,13 @@ impl Row<'_> {
 }
 
 impl Filled {
-    /// Bytes of the batch's rows of field `field`.
+    /// Total bytes of field `field`'s rows in the batch.
     pub fn used(&self, field: usize) -> usize {
         self.slot().used(field)
     }
 
-    /// Start of each row of a packed field in elements of the first dimension, and the end of the
-    /// last row.
+    /// Start of each row of a packed field, and the end of the last row, counted in elements of the
+    /// first dimension.
     pub fn offsets(&self, field: usize) -> Option<&[u64]> {
         let packed = self.slot().plan.layout.fields()[field].packed?;
         Some(bytemuck::cast_slice(

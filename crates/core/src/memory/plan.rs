@@ -31,7 +31,7 @@ pub struct MemoryTerm {
     pub at_once: usize,
     /// Whether the budget bounds it.
     budgeted: bool,
-    /// The smallest count and bytes that work.
+    /// The smallest count, and the smallest number of bytes per buffer, that work.
     least: (usize, usize),
     /// The term with the lowest turn is the first to take the bytes that a budget leaves above the
     /// minimum.
@@ -84,7 +84,7 @@ impl MemoryTerm {
         Self::new("(index)", "the dataset's own memory, not in the sum").outside();
     /// Chunks in memory at once, with the lists of their rows; for chunked datasets.
     pub const CHUNKS: Self = Self::new("open chunks", "{count} × {each}");
-    /// Tables of samples in flight, and the sequences of chunks of two epochs.
+    /// Tables of the samples in flight, and the order of the chunks in two epochs.
     pub const TABLES: Self = Self::new("tables", "samples in flight");
     /// For one substitute sample or chunk; allocated at the first substitution.
     pub const SUBSTITUTES: Self = Self::new(
@@ -118,7 +118,7 @@ impl MemoryTerm {
         }
     }
 
-    /// Not part of the budget: a line below the sum.
+    /// Excludes the term from the budget: it is printed below the sum.
     pub(crate) const fn outside(self) -> Self {
         Self {
             budgeted: false,
@@ -137,7 +137,7 @@ impl MemoryTerm {
         }
     }
 
-    /// `build` takes this many bytes of each buffer immediately.
+    /// Sets how many bytes of each buffer `build` takes immediately.
     #[doc(hidden)]
     pub const fn taking(self, bytes: usize) -> Self {
         Self {
@@ -179,7 +179,7 @@ impl MemoryTerm {
         }
     }
 
-    /// Grows from the least towards `most` by at most `room` bytes.
+    /// Grows the term towards `most`, by at most `room` bytes.
     fn grow(&mut self, most: &Self, room: usize) {
         let more = |other: usize, gap: usize| room.checked_div(other).unwrap_or(0).min(gap);
         match most.count.saturating_sub(self.count) {
@@ -252,7 +252,7 @@ impl MemoryPlan {
     /// plan fits is not killed.
     #[doc(hidden)]
     pub fn needs(&self) -> usize {
-        // The data is already in memory. 512 entries of a page table fill a page.
+        // The data is already in memory. Page tables take 1/512 more: 512 entries fill a page.
         let own = self.own();
         own.saturating_add(own / 512).saturating_add(PROCESS)
     }
@@ -345,7 +345,8 @@ impl MemoryPlan {
         )
     }
 
-    /// The error that only `have` bytes are `what` (allowed or free).
+    /// The error if the plan needs `need` bytes, but only `have` bytes are allowed or free
+    /// (`what`).
     fn too_small(&self, largest: &str, have: usize, what: &str, need: usize) -> Error {
         let part = self
             .part

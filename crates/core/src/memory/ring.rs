@@ -1,8 +1,8 @@
 //! The ring buffer for encoded bytes. Spans are reserved only by the planner, freed in any order,
 //! and reused in FIFO order.
 //!
-//! A sample reserves its bytes last, and all at once. So every holder of a span can finish without
-//! more room, and room always becomes free again.
+//! A sample reserves all its bytes at once, after everything else that it needs. So every holder of
+//! a span can finish without more room, and room always becomes free again.
 
 #![allow(unsafe_code)]
 

@@ -71,7 +71,7 @@ pub struct Row<'a> {
     written: u64,
     /// Bit mask of the fields whose length was set.
     sized: u64,
-    /// Whether the row is a substitute's.
+    /// Whether the row gets a substitute sample.
     stands_in: bool,
 }
 
@@ -95,9 +95,9 @@ impl Row<'_> {
     }
 
     /// The bytes of field `field`. An `UpTo` field has all `max` elements (in an order of groups,
-    /// those of the batch's group). A packed field with lengths in the index has as many bytes as
-    /// the index says. Bytes after the length become 0 again when the decoder or transform has
-    /// returned.
+    /// as many as the maximum of the batch's group). A packed field with lengths in the index has
+    /// as many bytes as the index says. Bytes after the length become 0 again when the decoder or
+    /// transform has returned.
     ///
     /// Panics if `field` is out of range, or, in a decoder, is not one of the decoder's fields.
     #[inline]
@@ -172,17 +172,16 @@ impl Row<'_> {
         }
     }
 
-    /// Whether the row is a substitute's, so that its packed fields stay empty.
+    /// Whether the row gets a substitute sample, so that its packed fields stay empty.
     #[doc(hidden)]
     pub fn stands_in(&self) -> bool {
         self.stands_in
     }
 
-    /// Like [`pad`](Self::pad), for a row in which the fields of the bit mask `new` began with
-    /// length 0.
+    /// Like [`pad`](Self::pad). `new` is the bit mask of the fields whose length was 0 at first.
     ///
-    /// Errors: [`ErrorKind::Shape`] if one of these fields was written but its length was not set:
-    /// it would look empty.
+    /// Errors: [`ErrorKind::Shape`] if one of these fields was written but its length was not set,
+    /// because it would look empty.
     #[doc(hidden)]
     pub fn pad_new(&mut self, new: u64) -> Result<()> {
         let written = self.written & !self.sized & new;
@@ -202,7 +201,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Zeroes the bytes after the lengths of the fields that were written.
+    /// Zeroes the bytes after the length of each field that was written.
     pub(crate) fn pad(&mut self) {
         while self.written != 0 {
             let field = self.written.trailing_zeros() as usize;
@@ -483,9 +482,9 @@ impl BatchMut<'_> {
         self.filled.offsets(field)
     }
 
-    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in
-    /// an order of groups, that of the batch's group. The first dimension of a packed field counts
-    /// the elements of all rows.
+    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum (in
+    /// an order of groups, the maximum of the batch's group). The first dimension of a packed field
+    /// counts the elements of all rows.
     pub fn shape(&self, field: usize) -> Vec<usize> {
         let spec = &self.spec().fields()[field];
         if spec.is_packed() {
@@ -549,7 +548,7 @@ impl BatchMut<'_> {
         }
     }
 
-    /// Checks the lengths of the fields that were written, and zeroes the bytes after them.
+    /// Checks the length of each field that was written, and zeroes the bytes after it.
     ///
     /// Errors: [`ErrorKind::Shape`] for a length above the maximum.
     #[doc(hidden)]

@@ -36,7 +36,7 @@ pub enum Status {
 pub trait Hooks: Send + Sync {
     /// The slot's last row is finished.
     fn full(&self, slot: Filled);
-    /// The slot no longer has a holder.
+    /// No code holds the slot any longer.
     fn free(&self, slot: FreeSlot);
 }
 
@@ -62,15 +62,15 @@ pub(super) struct Slot {
     region: Arc<Region>,
     /// Rows not yet finished.
     remaining: AtomicU32,
-    /// The [`Ticket`] of the current batch, `u64::MAX` for no group. Atomic only because the slot
-    /// is shared; written while the slot is free.
+    /// The numbers of the current batch's [`Ticket`]; the group is `u64::MAX` if there is none.
+    /// Atomic only because the slot is shared; written while the slot is free.
     ticket: [AtomicU64; 6],
     /// Rows of the current batch.
     pub(super) rows: AtomicU32,
     /// Number of leading rows that hold samples of the epoch; the others fill up the batch.
     pub(super) valid: AtomicU32,
     times: SlotTimes,
-    /// Failure of the lowest row.
+    /// The error of the lowest failed row.
     failure: Mutex<Lowest>,
     /// Samples that failed: planned ones and tried substitutes.
     bad: Mutex<BadSamples>,
@@ -78,7 +78,7 @@ pub(super) struct Slot {
     draws: Mutex<BTreeMap<u32, u64>>,
 }
 
-/// Failed samples of a batch, with their distinct ids, which are read for every failed row.
+/// The failed samples of a batch, and their distinct ids, which are looked up for every failed row.
 #[derive(Default)]
 struct BadSamples {
     list: Vec<BadSample>,
@@ -88,7 +88,7 @@ struct BadSamples {
 /// Identity of the batch in a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
-    /// Run of the iterator; it identifies slots of an abandoned run.
+    /// Number of the iterator's run, which tells the slots of an abandoned run apart.
     pub generation: u64,
     /// Batch number in that run, across epochs.
     pub sequence: u64,
@@ -197,7 +197,7 @@ impl Slot {
         }
     }
 
-    /// Pointer to row `row` of field `field`, and its length.
+    /// Pointer to row `row` of field `field`, and the row's length in bytes.
     pub(super) fn field_at(&self, field: usize, row: u32) -> (*mut u8, usize) {
         let layout = self.plan.layout.fields()[field];
         if let Some(packed) = layout.packed {
@@ -211,13 +211,13 @@ impl Slot {
         )
     }
 
-    /// Bytes from row to row of a field in the current batch; 0 for a packed field.
+    /// Row stride of a field in the current batch, in bytes; 0 for a packed field.
     pub(super) fn row_bytes(&self, field: usize) -> usize {
         self.plan.layout.row_bytes(field, self.group())
     }
 
-    /// The maximum of an `UpTo` field's first dimension in the current batch, and the bytes of one
-    /// element of that dimension.
+    /// For an `UpTo` field: the maximum of its first dimension in the current batch, and the bytes
+    /// per element of that dimension.
     pub(super) fn most(&self, field: usize) -> (usize, usize) {
         let spec = &self.plan.spec.fields()[field];
         let unit = spec.unit_bytes();
@@ -244,7 +244,7 @@ impl Slot {
     }
 }
 
-/// A free slot: the permit to make a batch.
+/// A free slot. Whoever holds it may make a batch in it.
 pub struct FreeSlot(Arc<Slot>);
 
 impl FreeSlot {
@@ -298,15 +298,15 @@ pub struct Rows {
     pub(super) slot: Arc<Slot>,
     pub(super) start: u32,
     end: u32,
-    /// Finished rows before `start`, not yet counted down: one atomic operation per run, not per
-    /// row.
+    /// Finished rows before `start` that `Slot::remaining` still counts. They are subtracted
+    /// together: one atomic operation per run of rows, not per row.
     pub(super) done: u32,
-    /// Fields of row `start` that I/O operations hold parts of.
+    /// Bit mask of the fields of row `start` that are lent, at least in part, to I/O operations.
     pub(super) lent: u64,
-    /// Number of these parts, and the field and end of the last one.
+    /// Number of lent parts, and the field and end of the last one.
     lent_parts: usize,
     lent_end: (usize, usize),
-    /// Row `start` gets a substitute.
+    /// Whether row `start` gets a substitute.
     pub(super) stands_in: bool,
 }
 
@@ -331,7 +331,7 @@ impl Rows {
     /// Records the draw number of the first unfinished row's sample.
     pub fn note_draw(&self, draw: u64) {
         let mut draws = self.slot.draws.hold();
-        // A substitute may follow an attempt that failed.
+        // Before this substitute, a failed attempt may have recorded another number.
         if draw == 0 {
             draws.remove(&self.start)
         } else {
@@ -420,7 +420,8 @@ impl Rows {
         self.finish_row();
     }
 
-    /// Whether a lower row has failed: its error is the batch's error, with or without this row.
+    /// Whether a lower row has failed. Then that row's error is the batch's error, even if this row
+    /// fails, too.
     pub fn fails_anyway(&self) -> bool {
         self.slot
             .failure
@@ -445,7 +446,7 @@ impl Rows {
     /// Lends a part of field `field` of the first unfinished row to an I/O operation. Parts of one
     /// field are lent one after the other, in the order of their bytes.
     ///
-    /// Until [`restore`](Self::restore) of all parts the row cannot be finished and its fields
+    /// Until all parts are [restored](Self::restore), the row cannot be finished and its fields
     /// cannot be accessed.
     pub fn lend(&mut self, field: usize, part: Range<usize>) -> RowSpan {
         assert!(
@@ -498,8 +499,8 @@ impl Drop for Rows {
             // keeps its memory alive.
             return;
         }
-        // AcqRel: the last thread sees the writes of all others, and the next holder of the slot
-        // sees those of the last thread.
+        // AcqRel: the last thread sees the writes of all other threads, and the next holder of the
+        // slot sees the writes of the last thread.
         if count > 0 && self.slot.remaining.fetch_sub(count, Ordering::AcqRel) == count {
             self.slot.close_gaps();
             self.slot.plan.hooks.full(Filled {
@@ -611,7 +612,8 @@ impl Filled {
         bad
     }
 
-    /// Records a failure of the whole batch as that of row 0, which precedes those of other rows.
+    /// Records a failure of the whole batch under row 0, so that it precedes the failures of other
+    /// rows.
     pub fn note_failure(&self, error: Error) {
         self.slot().note_failure(0, error);
     }

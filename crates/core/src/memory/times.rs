@@ -14,8 +14,8 @@ pub struct SlotTimes {
 }
 
 impl SlotTimes {
-    /// Moves the slot to the state of this number, and returns the number before. A slot belongs to
-    /// one thread at a time.
+    /// Sets the slot's state to this number, and returns the previous one. A slot belongs to one
+    /// thread at a time.
     pub fn enter(&self, stay: u8) -> Option<u8> {
         let before = self.stay.load(Ordering::Relaxed);
         self.stay.store(stay + 1, Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl SlotTimes {
         self.full.store(0, Ordering::Relaxed);
     }
 
-    /// The times of the slot's batch: planned, read, full.
+    /// When the slot's batch was planned, when it was read, and when the slot was full.
     pub fn read_all(&self) -> [u64; 3] {
         [&self.planned, &self.read, &self.full].map(|time| time.load(Ordering::Relaxed))
     }

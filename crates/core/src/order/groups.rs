@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 /// Maximum number of groups, so that a group's number fits a byte.
 pub const GROUPS_MAX: usize = 256;
-/// Lengths of more bits share a bin if they have the same leading bits.
+/// Lengths of more bits than this share a bin if their first `BITS` bits are equal.
 const BITS: u32 = 13;
-/// Samples of a block, per group: counts of 4 bytes take 1/64 of the samples' bytes.
+/// Samples in a block, for each group. With a count of 4 bytes per group and block, the counts take
+/// 1/64 byte per sample.
 const BLOCK: usize = 256;
 /// Samples that are counted at once; their count fits a byte.
 const STRIDE: usize = 128;
@@ -26,10 +27,9 @@ const STRIDE: usize = 128;
 /// same group at the same step.
 ///
 /// In groups [by](Self::by) length, the remainder of a group (less than a batch) goes into the
-/// batches of the next larger one. It is a random part of the group in each shuffled epoch. So at
-/// most one batch of an epoch is short: the last one. Groups by [number](Self::of) or picture
-/// shape each have a short batch, see
-/// `LastBatch`.
+/// batches of the next larger group. In each shuffled epoch, the remainder is a random part of its
+/// group. So at most one batch of an epoch is short: the last one. Groups by [number](Self::of) or
+/// picture shape each have a short batch, see `LastBatch`.
 ///
 /// Batches have the loader's global batch size, unless [`batch_sizes`](Self::batch_sizes) or
 /// [`budget`](Self::budget) gives each group its own. These count rows over all ranks, so that a
@@ -46,14 +46,15 @@ const STRIDE: usize = 128;
 pub struct Groups {
     #[doc(hidden)]
     pub table: Arc<Table>,
-    /// The greatest length of each group, if they are made by lengths.
+    /// The greatest length of each group, if the groups are made by lengths.
     bounds: Option<Arc<[u64]>>,
     /// Whether the remainder of a group goes into the next one.
     #[doc(hidden)]
     pub flows: bool,
     sizes: Sizes,
     multiple: u64,
-    /// Fields, and the maximum of their first dimension in each group.
+    /// Fields with a smaller maximum per group, and the maximum of their first dimension in each
+    /// group.
     most: Vec<(String, Vec<usize>)>,
 }
 
@@ -125,7 +126,7 @@ impl Groups {
         Self::by(lengths.iter().copied(), &best_bounds(lengths, count))
     }
 
-    /// The number of each sample's group, one per sample of the dataset. The number of groups is
+    /// Groups by number: one group number for each sample of the dataset. The number of groups is
     /// the largest number plus 1. No sample goes into the batches of another group.
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 samples.
@@ -138,7 +139,7 @@ impl Groups {
         Self::new(numbers, count, None)
     }
 
-    /// Groups by number, with a length for all samples of each.
+    /// Groups by number. All samples of a group have the same length, which is in `lengths`.
     #[doc(hidden)]
     pub fn of_lengths(numbers: Box<[u8]>, lengths: &[u64]) -> Result<Self> {
         Self::new(numbers, lengths.len(), Some(lengths.into()))
@@ -156,7 +157,7 @@ impl Groups {
         })
     }
 
-    /// Rows of a batch of each group, over all ranks. Replaces a [`budget`](Self::budget).
+    /// Sets the rows per batch of each group, over all ranks. Replaces a [`budget`](Self::budget).
     #[must_use]
     pub fn batch_sizes(mut self, rows: impl Into<Vec<u64>>) -> Self {
         self.sizes = Sizes::Rows(rows.into().into());
@@ -219,7 +220,7 @@ impl Groups {
         matches!(self.sizes, Sizes::Loader)
     }
 
-    /// Rows of a batch of each group.
+    /// Rows per batch of each group; `global` is the loader's global batch size.
     #[doc(hidden)]
     pub fn rows(&self, global: u64) -> Result<Box<[u64]>> {
         let count = self.table.sizes.len();
@@ -290,7 +291,7 @@ impl Groups {
 pub struct GroupsMark {
     /// Whether the remainder of a group goes into the next one.
     pub flows: bool,
-    /// 0 without a budget.
+    /// The budget of a batch; 0 if there is none.
     pub budget: u64,
     /// The greatest length of the last group.
     pub bound: u64,
@@ -331,11 +332,12 @@ impl GroupsMark {
     }
 }
 
-/// The greatest lengths of at most `count` groups with the least padding.
+/// Cuts the lengths into at most `count` groups with the least padding. Returns the greatest length
+/// of each group.
 ///
-/// Lengths below 8,192 count singly, others in steps of less than 1/4,096. The number of padded
-/// elements of the first *n* lengths in *g* groups is the minimum over all cuts: the elements of
-/// the lengths before the cut in *g* - 1 groups, plus those of one group of the others.
+/// Lengths below 8,192 count singly, others in steps of less than 1/4,096. The least number of
+/// padded elements, for the first *n* lengths in *g* groups, is the minimum over all positions of
+/// the last cut: the lengths before it form *g* - 1 groups, and the others form one.
 fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
     let mut bins = vec![(0_u64, 0_u64); (64 - BITS as usize + 2) << (BITS - 1)];
     for length in lengths {
@@ -370,11 +372,11 @@ fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
     bounds
 }
 
-/// Elements of samples of ascending lengths, with padding.
+/// Computes the number of elements in a group, padding included, for samples of ascending lengths.
 struct Costs {
-    /// Samples before each length.
+    /// Number of samples before each length.
     before: Vec<f64>,
-    /// The lengths.
+    /// The lengths, ascending.
     most: Vec<f64>,
 }
 
@@ -388,13 +390,13 @@ impl Costs {
         }
     }
 
-    /// Updates `least`, the minimum for the lengths before each index, for one more group. Returns
-    /// where the last group begins.
+    /// Updates `least` for one more group; `least[i]` is the minimum cost of the lengths before
+    /// index `i`. Returns for each index where the last group begins.
     ///
-    /// For a group that ends at *e*, the minimum is the lowest value at `most[e - 1]` of the lines
-    /// of all begins *b*. These have the slope `-before[b]` and the height `least[b]` at 0. The
-    /// slopes fall and `most[e - 1]` rises, so the lowest line only ever moves forward along the
-    /// hull of the lines.
+    /// For a group that ends at *e*, each possible begin *b* gives a line with the slope
+    /// `-before[b]` and the height `least[b]` at 0. The minimum is the lowest of these lines at
+    /// `most[e - 1]`. The slopes fall and `most[e - 1]` rises, so the lowest line only ever moves
+    /// forward along the hull of the lines.
     fn add_group(&self, least: &mut [f64]) -> Vec<u32> {
         let old = least.to_vec();
         let mut hull = Vec::<usize>::new();
@@ -429,11 +431,11 @@ impl Costs {
 /// The group of each sample.
 pub struct Table {
     pub of: Box<[u8]>,
-    /// Samples of each group.
+    /// Number of samples in each group.
     pub sizes: Box<[u64]>,
-    /// Samples of a block.
+    /// Number of samples in a block.
     block: usize,
-    /// Samples of each group before each block; the blocks of a group are adjacent.
+    /// Number of samples of each group that precede each block; the counts of a group are adjacent.
     before: Box<[u32]>,
 }
 

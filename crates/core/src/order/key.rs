@@ -328,7 +328,8 @@ impl Draws {
         loop {
             let product = u128::from(self.next_u64()) * u128::from(n);
             let fraction = product as u64;
-            // 2^64 mod n words have one preimage too many; they are the lowest fractions.
+            // Without rejection, 2^64 mod n results would come from one word too many. Rejecting
+            // fractions below that number leaves equally many words for each result.
             if fraction >= n || fraction >= n.wrapping_neg() % n {
                 return (product >> 64) as u64;
             }

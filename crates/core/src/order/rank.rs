@@ -206,7 +206,7 @@ impl Rank {
         })
     }
 
-    /// Only the local rank. `LOCAL_RANK` gives it even if no variable gives the rank.
+    /// Reads only the local rank. `LOCAL_RANK` gives it even if no variable gives the rank.
     #[doc(hidden)]
     pub fn local_from_env() -> Result<Option<u32>> {
         local(Env(&environment))
@@ -283,7 +283,7 @@ struct LauncherRow {
     launcher: Launcher,
     rank: &'static str,
     world: &'static str,
-    /// The first that is set counts.
+    /// Variables with the local rank; the first one that is set counts.
     local_rank: &'static [&'static str],
 }
 
@@ -318,7 +318,7 @@ const fn row(
     }
 }
 
-/// Variables with ranks that have no world, or that do not count all processes.
+/// Variables with a rank that comes without a world, or does not count all processes.
 const RANKS_ALONE: [&str; 6] = [
     "LOCAL_RANK",
     "PMIX_RANK",
@@ -499,7 +499,7 @@ impl fmt::Display for Claim {
     }
 }
 
-/// The rule of [`Rank::from_env`], over any environment.
+/// Applies the rule of [`Rank::from_env`] to any environment.
 fn resolve(env: Env<'_>) -> Result<Rank> {
     let mut claims = Vec::new();
     for row in &TABLE {
@@ -535,7 +535,8 @@ fn resolve(env: Env<'_>) -> Result<Rank> {
     }
 }
 
-/// Without a claim: a single process, unless a variable shows more.
+/// The rank if no launcher gives one: a single process, unless a variable shows that there are
+/// more.
 fn unclaimed(env: Env<'_>) -> Result<Rank> {
     refuse_without_srun(env)?;
     for name in RANKS_ALONE {
@@ -558,7 +559,7 @@ fn unclaimed(env: Env<'_>) -> Result<Rank> {
     })
 }
 
-/// The rule of [`Rank::local_from_env`].
+/// Applies the rule of [`Rank::local_from_env`] to any environment.
 fn local(env: Env<'_>) -> Result<Option<u32>> {
     match resolve(env) {
         Err(_) if env.has("LOCAL_RANK") && !env.has("RANK") => env.number("LOCAL_RANK"),

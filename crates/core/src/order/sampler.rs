@@ -43,8 +43,8 @@ pub trait Sampler: Send + Sync + 'static {
     }
 
     /// The progress of a run after the positions below `position` of `epoch`, for samplers whose
-    /// later part may change between runs (`Mix::scheduled`). The
-    /// default, `None`, is for all others.
+    /// later part may change between runs (`Mix::scheduled`). All other samplers keep the default,
+    /// `None`.
     ///
     /// A run then resumes if [`Progress::past`] is the same, regardless of the
     /// [`identity`](Self::identity). Not called for a sampler that is shuffled.
@@ -68,11 +68,11 @@ pub struct Progress {
 /// Counts of the draws from a source of a mixture.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Drawn {
-    /// Positions that drew from it.
+    /// Positions that drew from the source.
     pub drawn: u64,
-    /// Positions that should have drawn from it, by its weights.
+    /// Positions that should have drawn from the source, by its weights.
     pub asked: f64,
-    /// Samples of one pass over it.
+    /// Number of samples in one pass over the source.
     pub samples: u64,
 }
 

@@ -117,7 +117,7 @@ impl FoundFiles<'_> {
         let mut names = Vec::new();
         braces(text, &mut names)?;
         if is_url(Path::new(text)) && !names.iter().any(|name| name.ends_with("/**")) {
-            // Together, because they may share one listing.
+            // All names are looked up together, because they may share one listing.
             return self.objects(&names);
         }
         for name in &names {
@@ -480,7 +480,7 @@ fn count(text: &str) -> u64 {
     here.saturating_mul(count(after))
 }
 
-/// Before, inside and after the first pair of braces with a meaning.
+/// The text before, inside and after the first braces that hold a list or a range.
 fn first_braces(text: &str) -> Option<(&str, &str, &str)> {
     for (open, _) in text.match_indices('{') {
         let mut depth = 0;

@@ -38,7 +38,7 @@ const fn mount(name: &'static str, keeps_inodes: bool, direct: bool) -> Mount {
 
 const FUSE: u32 = 0x6573_5546;
 
-/// `f_type` of `statfs`, and its file system.
+/// The file system of each `f_type` that `statfs` returns.
 const KINDS: &[(u32, Mount)] = &[
     (0x6969, mount("NFS", true, false)),
     (0x517b, mount("SMB", false, false)),
@@ -91,7 +91,7 @@ pub struct Slow {
 }
 
 impl Slow {
-    /// A description of the folder, for a reason in the report.
+    /// Describes the folder, for the reasons in the report.
     pub fn words(&self) -> String {
         let folder = self.path.parent().unwrap_or(&self.path);
         format!("{} on {}", folder.display(), self.mount.name)
@@ -121,7 +121,8 @@ impl Mounts {
             .or_insert_with(|| by_magic(rustix::fs::statfs(path).ok()?.f_type as u32, device))
     }
 
-    /// The folders of `sources` on mounts, by their first files. Checks at most `dirs_max` folders.
+    /// The folders of `sources` that are on mounts, each found by its first file. Checks at most
+    /// `dirs_max` folders.
     pub fn slow_folders(&self, sources: &Sources, dirs_max: usize) -> Vec<Slow> {
         sources
             .first_of_dirs(dirs_max)

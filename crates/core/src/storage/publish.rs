@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUFFIX: &str = ".tmp";
 const BUFFER: usize = 1 << 20;
-/// Bytes of the target's name in the hidden name. File systems limit names to 255 bytes.
+/// Maximum bytes of the target's name in the hidden name. File systems limit names to 255 bytes.
 const NAME_MAX: usize = 200;
 
 /// A file being written. If it is dropped before [`commit`](Self::commit), nothing is left of it.
 pub struct Pending {
     file: Option<BufWriter<File>>,
-    /// Its current path, and the final one.
+    /// The file's current path, and its final one.
     pub hidden: PathBuf,
     pub target: PathBuf,
 }
@@ -189,7 +189,8 @@ fn equal(one: &Path, other: &Path) -> io::Result<bool> {
     }
 }
 
-/// The name of the target of a hidden file of [`Pending::create`]. A long name is truncated.
+/// The target's name, from the name of a hidden file of [`Pending::create`]. A long name is
+/// truncated.
 pub fn target_of(name: &str) -> Option<&str> {
     let (name, number) = name
         .strip_prefix('.')?
@@ -226,8 +227,8 @@ impl Drop for Held {
     }
 }
 
-/// A lock on a file, held by this process until it is dropped; none where the file system has no
-/// locks.
+/// A lock on a file, held by this process until it is dropped. On a file system without locks, it
+/// locks nothing.
 pub struct Lock(
     #[cfg_attr(not(test), expect(dead_code, reason = "it holds the lock"))] Option<Held>,
 );

@@ -1,5 +1,5 @@
-//! Side files: computed facts about data, stored next to the data: indexes, checksums, seek points,
-//! plans.
+//! Side files: facts that were computed from data and are stored next to it, such as indexes,
+//! checksums, seek points and plans.
 //!
 //! ```text
 //! file:    page │ page │ page │ …        page: 4,092 bytes │ CRC32C of its number and bytes 4 (the last page may be shorter)
@@ -42,7 +42,7 @@ const SECTIONS: usize = 4;
 const TAIL: u64 = size_of::<Tail>() as u64;
 /// Maximum bytes of a file that is held in memory.
 const HELD_MAX: u64 = 16 << 20;
-/// Number of recently read pages that are kept: the places of one sample are looked up several
+/// Number of recently read pages that are kept: the locations of one sample are looked up several
 /// times in a row.
 const RECENT: usize = 32;
 
@@ -92,7 +92,7 @@ pub struct Sidefile {
 }
 
 enum SidePages {
-    /// The bytes before the tail, head included.
+    /// In memory: the file's bytes from its head up to its tail.
     Held(Vec<u8>),
     InPlace(Blob, Recent<Vec<u8>>),
 }
@@ -118,10 +118,10 @@ impl<T: Default> Recent<T> {
         let mut held = self.0[(number % self.0.len() as u64) as usize]
             .try_lock()
             .ok();
-        // The number, plus 1.
+        // `known` is the number plus 1, because 0 marks an unused slot.
         let (known, value) = held.as_deref_mut().unwrap_or(&mut fresh);
         if *known != number + 1 {
-            // An error leaves no value here.
+            // If `fill` fails, the slot must count as unused.
             *known = 0;
             fill(value)?;
             *known = number + 1;
@@ -162,7 +162,8 @@ impl Sidefile {
             let version = version.try_into().map_or(0, u32::from_ne_bytes);
             match (*found == kind.name, version.cmp(&kind.version)) {
                 (true, Ordering::Equal) => {}
-                // A damaged head looks the same; the checksum of its page tells them apart.
+                // A damaged head may look like another kind or version; the checksum of its page
+                // shows the damage.
                 _ if page(&blob, 0, &mut Vec::new()).is_err() => return Ok(SideFound::Damaged),
                 (true, Ordering::Less) => return Ok(SideFound::Older),
                 (true, Ordering::Greater) => return Ok(SideFound::Newer),
@@ -421,7 +422,7 @@ fn wrong(blob: &Blob, number: u64) -> Error {
 pub struct SideWriter {
     out: Pending,
     kind: SideKind,
-    /// Bytes of the page so far.
+    /// Bytes of the current page so far.
     page: Vec<u8>,
     /// Pages and bytes so far.
     pages: u64,

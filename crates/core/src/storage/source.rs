@@ -75,7 +75,7 @@ pub struct Sources {
     bytes: u64,
     /// The folders on network mounts whose files a cache stages, ascending.
     mounts: Vec<u32>,
-    /// The files of a cache, in the table of its reader.
+    /// The cache's files, if this table belongs to the reader that opens them.
     cached: Option<Arc<dyn CachedFiles>>,
 }
 
@@ -264,7 +264,7 @@ impl Sources {
         self.entry(dir, name.as_bytes(), len)
     }
 
-    /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads
+    /// Adds bytes in the process's memory. Decode workers copy samples from them; no reader reads
     /// them.
     pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
         self.entries.push(SourceEntry::new(
@@ -545,8 +545,8 @@ impl Sources {
         }
     }
 
-    /// The same table for a reader of files: a source in the cache has the path of the cache's
-    /// file.
+    /// The same table for the reader of files. For a source in the cache, it has the path of the
+    /// cache's file.
     #[doc(hidden)]
     pub fn with_cache(&self, blocks: Arc<dyn CachedFiles>) -> Self {
         Self {

@@ -5,7 +5,7 @@ use feedline_base::metadata::is_url;
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// Pauses before each try. Together they are shorter than a stall.
+/// Pause before each retry. Together they are shorter than a stall.
 pub const PAUSES: [Duration; 3] = [
     Duration::from_millis(1),
     Duration::from_millis(10),
@@ -22,8 +22,8 @@ pub fn exhausted(error: &Error) -> bool {
     )
 }
 
-/// Whether a store failed, and not only one of its objects. An object's own errors are that it is
-/// gone, or has changed.
+/// Whether the error concerns a whole store, and not only one of its objects. The errors of a
+/// single object are that it is gone, or has changed.
 pub fn out_of_reach(error: &Error) -> bool {
     let of_store = matches!(error.kind(), ErrorKind::Io | ErrorKind::Permission);
     of_store && error.site().path.as_deref().is_some_and(is_url)
@@ -66,7 +66,7 @@ pub fn code(error: &Error) -> Option<Errno> {
     source.and_then(Errno::from_io_error)
 }
 
-/// Repeats `work`, with the pauses of a read, while its error may be temporary.
+/// Repeats `work` while its error may be temporary, with the pauses in [`PAUSES`].
 pub fn patiently<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
     for pause in PAUSES {
         match work() {

@@ -14,16 +14,16 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// On two otherwise idle cores, workers completed cold reads of 256 KiB in 0.96 of the time, and of
-/// 1 MiB in 0.98. Smaller reads take as long, with more CPU time.
+/// On two otherwise idle cores, workers took 0.96 of the time for cold reads of 256 KiB, and 0.98
+/// for 1 MiB. Smaller reads take as long, with more CPU time.
 const LARGE: usize = 256 << 10;
 /// Interval between checks. It is so long that a single wait for the end of another thread's time
 /// slice (3 ms) does not decide.
 const WINDOW: Duration = Duration::from_millis(20);
-/// The thread is crowded if it waited for this part of a window.
+/// The thread is crowded if it waited for a core during 1 / `PART` of a window.
 const PART: u32 = 4;
-/// How long reads then go to workers. The next window is without workers: with them, the thread
-/// hardly runs, and its waits say little.
+/// How long a crowded thread sends its reads to workers. The next window is without workers again:
+/// a thread that hands its reads off hardly runs, so its waits say little.
 const CROWDED: Duration = Duration::from_secs(1);
 
 /// The waits of one thread for a core.
@@ -33,7 +33,7 @@ pub(super) struct Crowd {
     waited: Duration,
     since: Instant,
     crowded: bool,
-    /// Reads of this many bytes go to workers.
+    /// Reads of at least this many bytes always go to workers.
     large: usize,
 }
 

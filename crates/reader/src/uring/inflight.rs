@@ -5,8 +5,8 @@ use rustix::io::Errno;
 
 /// User data of the entry that polls for wakes. No key has this value, since indices are small.
 pub(super) const WAKE: u64 = u64::MAX;
-/// User data of entries that cancel others. Their results have no meaning: the cancelled entry has
-/// its own.
+/// User data of entries that cancel others. Their results are ignored, because each cancelled entry
+/// has its own result.
 pub(super) const CANCEL: u64 = u64::MAX - 1;
 
 /// After this many `EINTR` and `EAGAIN` in a row, an open fails rather than spins.

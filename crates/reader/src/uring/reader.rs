@@ -39,9 +39,9 @@ const REST: Duration = Duration::from_millis(1);
 pub struct Uring {
     ring: Ring,
     table: ReadTable<RingOp>,
-    /// Operations that need an entry.
+    /// Operations whose next entry must still be queued.
     unsent: VecDeque<Key>,
-    /// Entries to cancel.
+    /// Operations whose entry must still be cancelled.
     cancels: VecDeque<Key>,
     /// Operations that completed without the kernel.
     ready: Vec<Completion>,
@@ -54,7 +54,7 @@ pub struct Uring {
     armed: bool,
     /// The thread that may enter the ring.
     owner: Option<ThreadId>,
-    /// Whether that thread waits for a core.
+    /// Whether the owner thread waits for a core.
     crowd: Crowd,
     /// Why the ring can no longer be used.
     broken: Option<Errno>,
@@ -69,7 +69,7 @@ struct RingOp {
     tag: u64,
     extent: Extent,
     phase: Phase,
-    /// Whether to stop after the entry in flight.
+    /// Whether the operation ends after its entry in flight.
     cancelled: bool,
 }
 
@@ -668,7 +668,7 @@ impl Drop for Uring {
             self.wait(&mut out, Some(REST * 10));
             out.clear();
         }
-        // The ring itself leaks the rest.
+        // When the ring is dropped, it leaks the memory of these operations.
         count_leaked(self.ring.busy());
     }
 }

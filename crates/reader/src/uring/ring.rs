@@ -91,11 +91,11 @@ struct Slot {
     /// The folder to open beneath, and the way to do it, for names that come from a file.
     root: Option<OwnedFd>,
     how: types::OpenHow,
-    /// An entry is in flight.
+    /// Whether an entry is in flight.
     busy: bool,
-    /// The entry is counted in [`Ring::small`].
+    /// Whether the entry is counted in [`Ring::small`].
     small: bool,
-    /// The entry was a read by the kernel's workers.
+    /// Whether the entry was a read by the kernel's workers.
     handed_off: bool,
     /// The entry's injected fault, and the range of the buffer that it reads.
     #[cfg(feature = "unstable")]
@@ -187,17 +187,17 @@ impl Ring {
         }
     }
 
-    /// Slots with an entry in flight.
+    /// Number of slots with an entry in flight.
     pub(super) fn busy(&self) -> usize {
         self.busy
     }
 
-    /// Small entries in flight.
+    /// Number of small entries in flight.
     pub(super) fn small(&self) -> usize {
         self.small
     }
 
-    /// Whether completed work needs an enter.
+    /// Whether an `io_uring_enter` is needed: entries are queued, or completions wait for it.
     pub(super) fn needs_enter(&mut self) -> bool {
         let queue = self.ring.submission();
         !queue.is_empty() || queue.taskrun() || queue.cq_overflow()

@@ -135,8 +135,7 @@ impl CachedBlocks {
         }
     }
 
-    /// Maximum heap bytes of the table, once all objects are known, and of the queue of their
-    /// blocks.
+    /// Maximum heap bytes of the table, once all objects are known, including the queue of blocks.
     pub(crate) fn table_bytes(&self) -> usize {
         size_of_val(&*self.objects) + self.beside
     }
@@ -282,8 +281,8 @@ impl CachedBlocks {
         counts
     }
 
-    /// Whether the pieces of an object cover all of a range outside of its whole blocks. Reads the
-    /// marks from the file, because every process adds some.
+    /// Whether pieces cover the part of a range that whole blocks do not cover. Reads the marks
+    /// from the file, because other processes add marks, too.
     pub(super) fn has_pieces(
         &self,
         source: usize,
@@ -301,7 +300,7 @@ impl CachedBlocks {
         };
         let Some(units) = units else { return false };
         let missing = self.blocks(offset, len).filter(|block| !object.has(*block));
-        // Whole blocks have no marks.
+        // Whole blocks need no marks.
         missing
             .map(|block| {
                 let start = offset.max(block * self.block);
@@ -348,7 +347,7 @@ impl CachedFiles for CachedBlocks {
     }
 }
 
-/// Whether a disk or the capacity has no more room.
+/// Whether the error means that the disk, or the cache's capacity, is full.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -357,7 +356,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
 }
 
 impl CachedObject {
-    /// Whether this is the path of its file.
+    /// Whether `path` is the path of the object's data file.
     pub(super) fn is_at(&self, path: &Path) -> bool {
         DataName::of(path) == Some(self.name)
     }
@@ -366,7 +365,7 @@ impl CachedObject {
         self.blocks.get(WHOLE, block)
     }
 
-    /// Records that the block's bytes are on the disk, for every thread that learns of it here.
+    /// Records that the block's bytes are on the disk. A thread that sees this may read them.
     pub(super) fn set(&self, block: u64) {
         self.blocks.set(WHOLE, block);
     }
@@ -376,7 +375,7 @@ impl CachedObject {
         self.blocks.set(UNPROVEN, block);
     }
 
-    /// Whether the block may be on the disk, not yet compared.
+    /// Whether the block was written in an earlier boot and is not compared yet.
     pub(super) fn is_unproven(&self, block: u64) -> bool {
         self.blocks.get(UNPROVEN, block)
     }
@@ -398,14 +397,15 @@ impl CachedObject {
     }
 }
 
-/// Facts about a block.
+/// Fact about a block: all its bytes are on the disk.
 const WHOLE: u64 = 0;
-/// Written in an earlier boot, and not compared since.
+/// Fact about a block: it was written in an earlier boot, and not compared since.
 const UNPROVEN: u64 = 1;
 const ASKED: u64 = 2;
 const FACTS: u64 = 3;
 
-/// Three sets of blocks, in one word for a small object.
+/// For each of the three facts, the blocks that it applies to. One word is enough for a small
+/// object.
 enum BlockFacts {
     Few(AtomicU64),
     Many(Box<[AtomicU64]>),

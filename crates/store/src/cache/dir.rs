@@ -20,14 +20,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Number of shares of the folders. A process protects the shares that it reads from removal.
+/// Number of shares that folders are divided into. A process protects the shares that it reads from
+/// removal.
 const SHARES: usize = 64;
 
 /// Maximum wait for another process's lock.
 const LOCK: Duration = Duration::from_secs(1);
 
-/// Seconds during which no process starts another search for files to remove, after one that found
-/// too few.
+/// After a search for files to remove found too few, no process searches again for this many
+/// seconds.
 const CALM: u64 = 60;
 
 /// Files without a link are removed at this age. Younger ones may be about to get one.
@@ -66,7 +67,7 @@ impl DiskRoom {
 pub(super) struct FoundEntry {
     pub(super) used: SystemTime,
     pub(super) data: PathBuf,
-    /// `None`: no reader finds the files.
+    /// The link through which readers find the files; `None` if there is none.
     pub(super) link: Option<PathBuf>,
     /// Bytes on the disk.
     pub(super) bytes: u64,
@@ -74,7 +75,7 @@ pub(super) struct FoundEntry {
 }
 
 impl FoundEntry {
-    /// Whether the map belongs to a cache.
+    /// Whether the entry's map is one that a cache wrote.
     pub(super) fn is_own(&self) -> bool {
         is_map(&map_of(&self.data))
     }
@@ -297,8 +298,8 @@ impl CacheDir {
         Ok((removed, freed))
     }
 
-    /// Locks a share that no process reads, and so keeps others from it. Errors: the system's;
-    /// `WouldBlock`.
+    /// Locks a share that no process reads, which keeps other processes from reading it. Errors:
+    /// the system's; `WouldBlock`.
     fn idle(&self, share: usize) -> io::Result<Held> {
         let file = open_or_make(&self.lease(share))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;

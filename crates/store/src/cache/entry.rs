@@ -449,7 +449,7 @@ pub(super) fn link_name(hash: u64) -> String {
     format!("{hash:016x}")
 }
 
-/// Whether a name is that of a data file: 16 digits, a dot, 8 digits.
+/// Whether a data file may have this name: 16 digits, a dot, 8 digits.
 pub(super) fn is_data_name(name: &str) -> bool {
     let hex = |text: &str, len: usize| {
         text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())

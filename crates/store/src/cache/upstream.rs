@@ -1,7 +1,7 @@
 //! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each task
 //! opens it anew.
 //!
-//! A file's version is its inode and the times of its last changes, in nanoseconds; a name is its
+//! A file's version is its inode and the times of its last changes, in nanoseconds; its name is its
 //! canonical path. Every open and every block compares the version with the one that the loader
 //! found first:
 //!
@@ -38,9 +38,9 @@ const YOUNG: Duration = Duration::from_secs(2);
 /// The result of opening a source.
 pub(super) enum FoundUpstream {
     Open(Upstream),
-    /// It is never kept; with the reason, if it is worth reporting.
+    /// The source is never kept. Holds the reason, if it is worth reporting.
     Never(Option<&'static str>),
-    /// It is not kept yet.
+    /// The source is not kept yet, for this reason.
     Later(&'static str),
 }
 
@@ -86,7 +86,7 @@ impl Upstream {
         }
     }
 
-    /// Its URL or canonical path.
+    /// The source's URL or canonical path.
     pub(super) fn name(&self, sources: &Sources, source: SourceId) -> PathBuf {
         match self {
             Self::Object(..) => sources.path(source),
@@ -94,7 +94,7 @@ impl Upstream {
         }
     }
 
-    /// The header of its entry; `None` for a name that does not fit.
+    /// The header of the source's entry in the cache; `None` if its name is too long for a header.
     pub(super) fn identity(
         &self,
         sources: &Sources,

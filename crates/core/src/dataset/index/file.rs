@@ -1,5 +1,5 @@
-//! Index files: their paths, their validity for a shard, and their content, which is the tables of
-//! one or many shards.
+//! Index files: their paths, the check that they are valid for a shard, and their content, the
+//! tables of one or many shards.
 //!
 //! Sections: a record of each shard, by ascending hash of its path; the entries of all shards; the
 //! ledgers of all shards.
@@ -25,8 +25,8 @@ const SHARDS: usize = 0;
 const NOTES: usize = 2;
 /// Bytes at each end of a shard that are part of its version.
 const ENDS: u64 = 4096;
-/// Maximum bytes of the ledger in an index file: JSON, which takes many times its length in memory
-/// while it is parsed. A file with a larger ledger is ignored.
+/// Maximum bytes of the ledger in an index file. The ledger is JSON, which takes many times its
+/// length in memory while it is parsed. A file with a larger ledger is ignored.
 pub(super) const NOTES_MAX: u64 = 8 << 20;
 const RECORD: u64 = size_of::<ShardRecord>() as u64;
 /// Bytes of entries that are copied at a time.
@@ -70,7 +70,7 @@ impl Version {
     }
 }
 
-/// Completes a record for a shard of this version.
+/// Adds the shard's version and the purpose of the index to a record.
 pub(super) fn seal(record: &mut ShardRecord, version: &Version, purpose: u64) {
     record.purpose = purpose;
     record.len = version.len;
@@ -89,9 +89,9 @@ pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
     fnv(format!("{format}\0{options}\0{fields}\0{checksums}").as_bytes())
 }
 
-/// Path of a shard's index file. The name includes the options, so that two datasets of the same
-/// shards do not overwrite each other's files; in a separate folder it also includes the shard's
-/// path.
+/// Path of a shard's index file. The name includes a hash of the options, so that two datasets of
+/// the same shards do not overwrite each other's files. In a separate folder, it also includes a
+/// hash of the shard's path.
 pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
     match &settings.place {
         Place::Off | Place::File(_) => None,

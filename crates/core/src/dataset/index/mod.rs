@@ -274,9 +274,10 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens the index of `files`: from its cache, or by `scan`, which gets a shard's bytes and
-    /// fills its table. `scan` runs for several shards at once. It reports damage with
-    /// [`Rows::damage`]; an error that it returns is not damage but fails the opening.
+    /// Opens the index of `files` from its index files. A shard without a valid index file is read
+    /// by `scan`, which gets the shard's bytes and fills its table. `scan` runs for several shards
+    /// at once. It reports damage with [`Rows::damage`]. An error that it returns does not count as
+    /// damage: it fails the opening.
     ///
     /// Errors: file system errors; the first damage unless it is skipped; [`ErrorKind::Config`] for
     /// too many fields.
@@ -311,7 +312,7 @@ impl Index {
             let written = written.map_err(|error| {
                 shards[new].unsaved = Some(format!("{}: {error}", target.display()))
             });
-            // If the file is large, it is read in place from now on.
+            // Replaces the tables by those in the new file, which is read in place if it is large.
             if let Some(all) = written.map_or(Ok(None), |()| file::open_all(target))? {
                 files.iter().zip(&mut shards).for_each(|(path, shard)| {
                     let table = file::load(
@@ -469,7 +470,7 @@ impl Index {
         }
     }
 
-    /// Sizes of a dataset whose samples are those of the index.
+    /// Sizes of a dataset that has exactly the samples of the index.
     pub fn sizes(&self) -> Sizes {
         let mut heap = self.tables.capacity() * size_of::<Table>() + self.starts.heap();
         for (number, table) in self.tables.iter().enumerate() {
@@ -558,7 +559,7 @@ impl Index {
         Ok(())
     }
 
-    /// Hash of the locations of all entries, known from the index files.
+    /// Hash of the locations of all entries. The index files contain it, so no entry is read.
     pub fn places(&self) -> u64 {
         let places: Vec<u64> = self
             .tables
@@ -652,7 +653,7 @@ struct Shard {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IndexOrigin {
     Cache,
-    /// The index file beside the shard; the file for all shards lacks this shard.
+    /// From the index file beside the shard, because the file for all shards lacks this shard.
     Beside,
     Scan,
 }
@@ -713,7 +714,7 @@ fn open_shard(
     let mut table = rows.finish(path, |record| file::seal(record, &version, purpose))?;
     let unsaved = place.and_then(|place| match file::write(&place, &table) {
         Ok(()) => {
-            // If the file is large, it is read in place from now on.
+            // Replaces the table by the one in the new file, which is read in place if it is large.
             if let Some(kept) = alone(&place) {
                 table = kept;
             }

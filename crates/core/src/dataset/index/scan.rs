@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Bytes per read of a scan that reads everything, and of a scan that only follows headers.
 const AHEAD_ALL: usize = 1 << 20;
 const AHEAD_HEADERS: usize = 4096;
-/// The same for an object, where each read is a request.
+/// Bytes per read of an object, where each read is a request.
 const AHEAD_OBJECT: usize = 4 << 20;
 
 /// Reader of a shard: a window that moves forward, so that a forward scan reads no byte twice.
@@ -56,7 +56,7 @@ impl<'a> Scan<'a> {
         self.blob.walk(ways, step)
     }
 
-    /// Uses these parts, which were read ahead; other bytes are read as before.
+    /// Serves reads from these parts, which were read ahead. Other bytes are read from the shard.
     #[doc(hidden)]
     pub fn hold(&mut self, pages: ScanPages) {
         self.pages = pages;

@@ -13,16 +13,16 @@ use std::sync::Arc;
 pub(super) const ENTRIES: usize = 1;
 /// Maximum fields of a row.
 pub const FIELDS_MAX: usize = 16;
-/// Maximum bytes between two parts of a sample that share one read.
+/// Maximum bytes between the parts of a sample, in total, if they share one read.
 const GAP_MAX: u64 = 16 << 10;
 /// Maximum entries of one shard's ledger; one more entry sums up the rest.
 const LEDGER_MAX: usize = 1000;
 /// Maximum number of reasons for leaving something out that have their own count.
 const LEFT_OUT_MAX: usize = 64;
 
-/// Location of one field of one sample. Entries may overlap. Without checksums, nothing reads an
-/// entry's bytes before [`Index::open`](super::Index::open): its two numbers may also have another
-/// meaning, such as a length in tokens.
+/// Location of one field of one sample. Entries may overlap. If the index has no checksums, nothing
+/// reads the bytes of an entry before [`Index::open`](super::Index::open). So `offset` and `len`
+/// may also mean something else, such as a length in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Offset in the shard.
@@ -63,7 +63,7 @@ impl Notes {
         let mut notes = Self::default();
         let damage = value.get("damage")?.as_array()?;
         let left_out = value.get("left_out")?.as_object()?;
-        // One more entry of each sums up the rest.
+        // A list at its maximum has one more entry, which sums up the rest.
         if damage.len() > LEDGER_MAX + 1 || left_out.len() > LEFT_OUT_MAX + 1 {
             return None;
         }
@@ -93,7 +93,7 @@ pub struct Rows {
     shard: u64,
     entries: Vec<Option<Entry>>,
     notes: Notes,
-    /// Number of damaged places without their own entry.
+    /// Number of damaged ranges that have no entry in the ledger, because it is full.
     surplus: u64,
 }
 
@@ -232,7 +232,7 @@ impl Rows {
     }
 }
 
-/// Hash of all places.
+/// Hash of the locations of all entries.
 fn places(entries: &[Option<Entry>], fields: usize) -> u64 {
     let mut digest = Digest::new("shard's table").word((entries.len() / fields) as u64);
     for entry in entries {
@@ -259,7 +259,7 @@ pub(super) struct ShardRecord {
     /// Bytes of the largest sample, and that sample's row.
     pub(super) bytes_max: u64,
     pub(super) largest: u64,
-    /// Hash of all places.
+    /// Hash of the locations (offset and length) of all entries.
     pub(super) places: u64,
     /// Offsets of the shard's entries and notes in their sections.
     pub(super) entries: u64,
@@ -268,7 +268,7 @@ pub(super) struct ShardRecord {
 }
 
 impl ShardRecord {
-    /// Bytes of the entries; `None` if the numbers are impossible.
+    /// Bytes of all entries of the shard; `None` if the record's numbers contradict each other.
     pub(super) fn entries_bytes(&self) -> Option<u64> {
         let form = Form::from_code(self.form)?;
         // A shard has no more samples than bytes.
@@ -290,7 +290,7 @@ pub(super) enum Form {
     Wide,
 }
 
-/// Bytes of the longest form of an entry.
+/// Bytes of an entry in its longest form.
 const ENTRY_MAX: usize = 20;
 /// Length that marks a missing entry.
 const ABSENT: u32 = u32::MAX;
@@ -361,7 +361,7 @@ impl Form {
         }
     }
 
-    /// `bytes` are those of one entry.
+    /// Unpacks an entry; `bytes` are exactly its bytes.
     fn read(self, bytes: &[u8]) -> Option<Entry> {
         let (entry, absent) = match self {
             Self::Compact { shift } => {
@@ -486,7 +486,7 @@ impl Table {
         )
     }
 
-    /// Consecutive entries, read at once.
+    /// Reads consecutive entries, from number `first` on, as many as fill `room`.
     fn entries<'a>(&'a self, first: u64, room: &'a mut [u8]) -> Result<IndexRow<'a>> {
         let start = self.record.entries + first * self.form.bytes() as u64;
         let read = self.side.bytes(ENTRIES, start, room.len(), || room);

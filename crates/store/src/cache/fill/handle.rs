@@ -155,22 +155,22 @@ impl Fill {
         &self.shared.blocks
     }
 
-    /// The keeper of bytes that the network returns for reads.
+    /// Keeps the bytes that the network returns for reads.
     pub(crate) fn taker(&self) -> Arc<dyn Keep> {
         self.shared.clone()
     }
 
-    /// Moves the completions of reads that waited to `out`; returns their number.
+    /// Moves the completions of reads that waited for the cache to `out`; returns their number.
     pub(crate) fn collect(&self, out: &mut Vec<Completion>) -> usize {
         self.shared.done.wait(out, Some(Duration::ZERO))
     }
 
-    /// Reads that waited, and whether each must go to the network.
+    /// Takes the reads that waited for the cache, and whether each must go to the network.
     pub(crate) fn take_ready(&self) -> Vec<(ReadOp, bool)> {
         std::mem::take(&mut *self.shared.ready.hold())
     }
 
-    /// Completes the reads that wait as cancelled. Downloads continue.
+    /// Completes all waiting reads as cancelled. Downloads continue.
     pub(crate) fn cancel(&self) {
         let waiting: Vec<_> = self.shared.queue.hold().waiting.drain().collect();
         let ready: Vec<_> = self

@@ -43,10 +43,11 @@ pub(super) struct FillQueue {
     pub(super) syncs: VecDeque<SourceId>,
     pub(super) later: VecDeque<BlockId>,
     pub(super) waiting: HashMap<BlockId, Waiting>,
-    /// Blocks that threads work on, and whether they are being downloaded. Reads join them.
-    pub(super) running: HashMap<BlockId, bool>,
-    /// Blocks that another process claims but does not deliver, and since when no read waits for
+    /// Blocks that threads work on, and whether they are being downloaded. Later reads wait for
     /// them.
+    pub(super) running: HashMap<BlockId, bool>,
+    /// Blocks that another process claims but does not deliver, and when this was found. For a
+    /// while after that, no read waits for them.
     pub(super) held: HashMap<BlockId, Instant>,
 }
 

@@ -29,8 +29,8 @@ impl Fill {
         answer
     }
 
-    /// Like [`route`](Self::route), for a read within one block. It always waits for a missing
-    /// block.
+    /// Like [`route`](Self::route), for a read within one block. If the block is missing, the read
+    /// always waits for it.
     pub(in crate::cache) fn bring(&self, op: ReadOp) -> CacheAnswer {
         let state = &*self.shared;
         let block = op.extent.offset / state.blocks.block;
@@ -107,7 +107,8 @@ impl FillState {
             && !object.is_unproven(first)
             && self.flow.busy.load(Ordering::Relaxed) >= self.downloads
         {
-            // Here the network is as fast as a download, and accepts more requests.
+            // All threads are busy. The network is as fast as a download, and accepts more
+            // requests.
             return CacheAnswer::Network(op);
         }
         match self.is_dense() || is_most || object.is_unproven(first) {

@@ -36,14 +36,14 @@ pub(super) struct FillState {
     /// Notified when the loader ends.
     pub(super) ended: Condvar,
     pub(super) done: Completions,
-    /// Reads that waited, and whether each must go to the network.
+    /// Reads that no longer wait, and whether each must go to the network.
     pub(super) ready: Mutex<Vec<(ReadOp, bool)>>,
     pub(super) waker: Waker,
     pub(super) meter: Arc<Meter>,
     pub(super) stop: AtomicBool,
     /// Number of threads that download.
     pub(super) downloads: usize,
-    /// Maximum of [`Flow::brought`].
+    /// Maximum value of [`Flow::brought`].
     pub(super) brought_max: usize,
     /// Pieces that wait for the sync of their file.
     pub(super) written: Mutex<HashMap<SourceId, WrittenPieces>>,
@@ -54,16 +54,16 @@ pub(super) struct FillState {
     pub(super) started: Instant,
 }
 
-/// Current activity; relaxed. Times are milliseconds from the start.
+/// Current activity, in relaxed atomics. Times are milliseconds since the loader started.
 #[derive(Default)]
 pub(super) struct Flow {
-    /// Threads that have a task; that write a block; that wait for the sync of pieces.
+    /// Numbers of threads: with a task, writing a block, waiting for the sync of pieces.
     pub(super) busy: AtomicUsize,
     pub(super) writers: AtomicUsize,
     pub(super) syncing: AtomicUsize,
     /// Bytes of pieces in progress: in requests, in [`FillQueue::pieces`], and being written.
     pub(super) brought: AtomicUsize,
-    /// Requests of reads so far, and their bytes.
+    /// Requests of reads so far, and the sum of their bytes.
     pub(super) requests: AtomicU64,
     pub(super) requested: AtomicU64,
     /// When the disk may be used again after it was full, and after it failed.
@@ -118,7 +118,7 @@ impl FillState {
         }));
     }
 
-    /// Completes the reads that wait for a block and need no other one; returns their number.
+    /// Completes the reads that wait for this block and need no other block; returns their number.
     pub(super) fn serve(&self, id: BlockId, bytes: &[u8]) -> u64 {
         let Some(waiting) = self.queue.hold().waiting.remove(&id) else {
             return 0;

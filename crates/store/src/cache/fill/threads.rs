@@ -54,7 +54,8 @@ impl FillState {
                 FillTask::Sync(_) => {}
             }
             self.flow.busy.fetch_sub(1, Ordering::Relaxed);
-            // Tasks make progress, so reads in the queue may wait.
+            // A task has ended, which counts as progress: queued reads may keep waiting for the
+            // cache.
             self.flow
                 .moved
                 .store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
@@ -330,7 +331,7 @@ impl FillState {
                 return Ok(Some(0));
             }
             let mut queue = self.queue.hold();
-            // A process that holds one block for long may hold more.
+            // A process that holds one block for long may hold more, so the next wait is shorter.
             let patience = if queue.held.is_empty() {
                 PATIENCE
             } else {
