@@ -33,8 +33,8 @@ pub struct Log {
     pub host_late_share: Option<f64>,
     /// 99th percentile of the waits for a batch, in seconds.
     pub wait_p99_s: Option<f64>,
-    /// Bytes read from storage per second; bytes from the page cache count only if a reader reads
-    /// them.
+    /// Bytes per second that the storage reader reads, including those that the kernel serves from
+    /// the page cache. Bytes that workers copy from the page cache themselves are not included.
     pub read_bytes_per_s: Option<f64>,
     /// Share of the bytes that were not read from a device, as the kernel counts for the process.
     /// It covers the last whole second, or the time since the last call. `None` for object stores

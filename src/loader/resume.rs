@@ -67,8 +67,9 @@ impl LoaderState {
         }))
     }
 
-    /// Called by `build`, because it reads the ends of some files and hashes listed indices. A
-    /// failure is not kept.
+    /// What identifies the run: the order, the groups and the fingerprint of the dataset. `build`
+    /// calls it, so that the files are fingerprinted as the run first sees them. A failure is not
+    /// kept.
     pub(super) fn run_identity(&self) -> Result<&RunIdentity> {
         if let Some(made) = self.run_identity.get() {
             return Ok(made);

@@ -22,10 +22,10 @@
 //! virtual position in the run. A pipeline opens them strictly in that sequence in at least
 //! [`Lanes::most`] buffers. When the oldest waiting position p reaches an entry's `until`, the
 //! entry is *done*. It is released or, if a rank that skips positions never needed it, passed over
-//! without a buffer. Let A be the groups that p needs: in every visited lane of p's round, the
-//! first group that is not done at p. Then **every entry before the last one of A is in A or done
-//! at p**, so that before all of A is open only entries of A have buffers, and A has at most
-//! `most`:
+//! without a buffer. Let A be the set that has one group from each lane that the rank visits in p's
+//! round: the lane's first group that is not done at p. Then **every entry before the last one of A
+//! is in A or done at p**, so that before all of A is open only entries of A have buffers, and A
+//! has at most `most`:
 //!
 //! - Entries of earlier rounds are done at p; those of later rounds have a later f than all of A's.
 //! - A lane that has a position of the run left in the round has one in [p, p + L): its positions

@@ -124,7 +124,7 @@ pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
 
 /// Why [`copy_rows`] ended.
 enum CopiedRows {
-    /// [`COPY_ROWS`] or all rows are done.
+    /// All rows are done, or [`COPY_ROWS`] of them.
     All,
     /// The first unfinished row must be read.
     Miss,

@@ -586,7 +586,7 @@ impl Samples {
 
 /// Adds locations to errors.
 impl Samples {
-    /// The number in the schema of the field that the error names.
+    /// The schema index of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
         let name = error.site().field.as_ref()?;
         self.recipe

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// locks of their own, because a forked child must not wait for these locks.
 ///
 /// It is a number. The kernel zeroes the number's page in a forked child (`MADV_WIPEONFORK`), so a
-/// check is one load. `getpid` would cost a system call in each `next()` and each drop. The page
-/// also detects a child of a raw `clone`, which skips the handlers of `pthread_atfork`, and a child
-/// with its parent's pid in another pid namespace. Kernels before 4.14 refuse the advice; there the
-/// number is the pid.
+/// check is one load. `getpid` would cost a system call in each `next()` and each drop. The zeroed
+/// page also reveals a child made by a raw `clone`, which skips the `pthread_atfork` handlers, and
+/// a child in another pid namespace whose pid there equals its parent's pid. Kernels before 4.14
+/// refuse the advice; there the number is the pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u64);
 

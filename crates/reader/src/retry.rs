@@ -62,8 +62,8 @@ impl Again {
         self.recovered.load(Ordering::Relaxed)
     }
 
-    /// Reads the bytes of `extent` to the start of `buf`, which must have room for them. Tries more
-    /// than once only if that may help.
+    /// Reads the bytes of `extent` into the start of `buf`, which must have room for them. Tries
+    /// more than once only if that may help.
     ///
     /// Errors: those of a [`Reader`](super::Reader)'s completions, from the last try.
     pub fn read(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {

@@ -210,7 +210,7 @@ fn page_of(
 
 const PAGES: &[&str] = &[".html", ".htm", ".xhtml"];
 
-/// Endings of names whose objects may have a type of text.
+/// Name suffixes of objects that may have a `Content-Type` of text.
 const TEXTS: &[&str] = &[
     ".json", ".jsonl", ".ndjson", ".geojson", ".xml", ".txt", ".csv", ".tsv", ".md", ".yaml",
     ".yml",

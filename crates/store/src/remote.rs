@@ -73,7 +73,7 @@ struct RemoteState {
     /// Whether a task will announce the waiting completions after [`GATHER_TIME`].
     gathers: AtomicBool,
     patience: Option<Duration>,
-    /// Number of cancellations so far. A task that began before the last one must end.
+    /// Number of cancellations so far. A task that began before the latest cancellation must end.
     cancels: AtomicU64,
     cancelled: Notify,
     keep: Option<Arc<dyn Keep>>,

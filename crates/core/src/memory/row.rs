@@ -579,7 +579,8 @@ impl BatchMut<'_> {
     }
 }
 
-/// Several fields of a batch at once, each at most once: [`BatchMut::split`].
+/// Mutable access to several fields of a batch at the same time. Each can be taken once. Made by
+/// [`BatchMut::split`].
 pub struct BatchFields<'a> {
     batch: BatchMut<'a>,
     written: &'a mut u64,

@@ -32,8 +32,8 @@ const STRIDE: usize = 128;
 /// picture shape each have a short batch, see `LastBatch`.
 ///
 /// Batches have the loader's global batch size, unless [`batch_sizes`](Self::batch_sizes) or
-/// [`budget`](Self::budget) gives each group its own. These count rows over all ranks, so that a
-/// run resumes with any world size. At most 2^32 samples in 256 groups.
+/// [`budget`](Self::budget) gives each group its own. These batch sizes are in rows over all ranks,
+/// so a run can resume with any world size. At most 2^32 samples in 256 groups.
 ///
 /// ```
 /// # use feedline_core::order::Groups;

@@ -69,7 +69,7 @@ impl Rank {
         self
     }
 
-    /// The data rank if each `n` adjacent processes share their data, as in tensor, context or
+    /// The data rank if every `n` adjacent processes share their data, as in tensor, context or
     /// pipeline parallelism within data parallelism: rank `number / n` of `world / n`, with the
     /// same local rank.
     ///

@@ -57,7 +57,7 @@ pub trait Sampler: Send + Sync + 'static {
 /// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// A hash of all that decided the ids so far.
+    /// A hash of everything that has determined the ids so far.
     pub past: u64,
     /// Segments that have begun, for error messages.
     pub segments: u64,

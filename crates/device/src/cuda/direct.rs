@@ -22,7 +22,7 @@ const CONTEXTS: (u32, u32) = (1, 16);
 /// Bytes of the trial read.
 const TRIAL: usize = 1 << 20;
 
-/// An open cuFile, with its counters from before the loader's reads.
+/// An open cuFile, and its counters as they were before the loader's first read.
 pub struct DirectReader {
     gpu: Arc<Gpu>,
     pub(super) cufile: Arc<CuFile>,
