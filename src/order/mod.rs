@@ -204,37 +204,35 @@ impl Order {
 
     /// The ids of a user's [`Sampler`], with its seed for transforms.
     ///
-    /// A sampler that draws every class equally often, with replacement:
+    /// For weights of samples or classes see [`weighted`](Self::weighted). A sampler that takes every
+    /// sample several times in a row, each time with another crop (repeated augmentation):
     ///
     /// ```
-    /// use feedline::order::{Draws, Order, Sampler, identity_of};
+    /// use feedline::order::{Order, Permutation, Sampler, identity_of};
     ///
-    /// struct Balanced {
+    /// struct Repeated {
     ///     seed: u64,
-    ///     ids_of_class: Vec<Vec<u64>>,
+    ///     samples: u64,
+    ///     times: u64,
     /// }
     ///
-    /// impl Sampler for Balanced {
+    /// impl Sampler for Repeated {
     ///     fn len(&self) -> u64 {
-    ///         self.ids_of_class.iter().map(|ids| ids.len() as u64).sum()
+    ///         self.samples * self.times
     ///     }
     ///
     ///     fn id(&self, epoch: u64, position: u64) -> u64 {
-    ///         let mut draws = Draws::new(self.seed, epoch, position, "balanced");
-    ///         let ids = &self.ids_of_class[draws.below(self.ids_of_class.len() as u64) as usize];
-    ///         ids[draws.below(ids.len() as u64) as usize]
+    ///         Permutation::of(self.samples, self.seed, epoch).get(position / self.times)
     ///     }
     ///
     ///     fn identity(&self) -> u64 {
-    ///         let lists = self.ids_of_class.iter().flat_map(|ids| [ids.len() as u64].into_iter().chain(ids.iter().copied()));
-    ///         identity_of([self.seed].into_iter().chain(lists))
+    ///         identity_of([self.seed, self.samples, self.times])
     ///     }
     /// }
     ///
-    /// let order = Order::sampler(Balanced { seed: 1, ids_of_class: vec![vec![0], (1..1000).collect()] });
-    /// let ids = order.preview(1000, 0, 1000)?;
-    /// let rare = ids.iter().filter(|id| **id == 0).count();
-    /// assert!((400..600).contains(&rare), "{rare}");
+    /// let order = Order::sampler(Repeated { seed: 1, samples: 1000, times: 3 });
+    /// let ids = order.preview(1000, 0, 6)?;
+    /// assert!(ids[0] == ids[1] && ids[1] == ids[2] && ids[2] != ids[3]);
     /// # Ok::<(), feedline::Error>(())
     /// ```
     pub fn sampler(sampler: impl Sampler) -> Self {
