@@ -110,6 +110,7 @@
 //! | decoder | [`decode::Decoder`] | below |
 //! | order | [`order::Sampler`] | in the trait's documentation |
 //! | transform of a sample or batch | a closure | below |
+//! | object store | `object_store::ObjectStore` of that crate (feature `remote`) | `storage::register` |
 //!
 //! None of these needs `unsafe`. All workers share a decoder, so it may hold constant data, such as
 //! a tokenizer. `.decode` takes the decoder of the only field that needs one; `.decode_field` names

@@ -24,6 +24,12 @@
 //!   before the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * One thread drives a reader; other threads may only use its `Waker`.
 
+/// The crate whose `ObjectStore` is the trait of [registered](register) stores.
+#[cfg(feature = "remote")]
+pub use feedline_core::storage::object_store;
+#[cfg(feature = "remote")]
+#[doc(inline)]
+pub use feedline_core::storage::register;
 #[doc(inline)]
 pub use feedline_core::storage::{
     Blob, DirId, Direct, Extent, Listed, Mode, SourceId, Sources, configure::configure, list,

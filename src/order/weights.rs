@@ -228,8 +228,10 @@ fn checked_sum(weights: &[f64]) -> Result<f64> {
         let message = format!("{count} weights; at most {} are possible", u32::MAX);
         return Err(bad(message));
     }
-    let is_illegal = |weight: &f64| !weight.is_finite() || *weight < 0.0;
-    if let Some(sample) = weights.iter().position(is_illegal) {
+    let illegal = weights
+        .iter()
+        .position(|weight| !weight.is_finite() || *weight < 0.0);
+    if let Some(sample) = illegal {
         let message = format!(
             "the weight of sample {sample} is {}: give a finite number of at least 0",
             weights[sample]

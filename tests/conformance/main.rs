@@ -23,6 +23,8 @@ mod packed;
 mod parquet;
 mod readers;
 #[cfg(feature = "remote")]
+mod registered;
+#[cfg(feature = "remote")]
 mod remote;
 mod safetensors;
 mod seekable;

@@ -471,8 +471,31 @@ fn silent(answer: &Answer, came: u64, patience: Duration) -> Failed {
     }
 }
 
+/// Classifies an error of a registered store, which need not be on the web.
+fn failed_elsewhere(error: &object_store::Error) -> Failed {
+    use object_store::Error::{NotFound, PermissionDenied, Precondition, Unauthenticated};
+    let lasting = |kind, what: &str| Failed::new(Class::Lasting, kind, what);
+    match error {
+        NotFound { .. } => lasting(ErrorKind::NotFound, "the store has no such object"),
+        Precondition { .. } => {
+            let what = "the object was replaced since it was listed";
+            lasting(ErrorKind::Changed, what)
+        }
+        PermissionDenied { .. } | Unauthenticated { .. } => {
+            lasting(ErrorKind::Permission, "the store refused access")
+        }
+        _ => {
+            let message = format!("the store failed: {}", cause(error));
+            Failed::new(Class::Passing, ErrorKind::Io, message)
+        }
+    }
+}
+
 /// Classifies a failed request by the store's answer.
 fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed {
+    if store.is_registered {
+        return failed_elsewhere(error);
+    }
     // The body of an error answer has the store's own code.
     let code = code_in(&error.to_string());
     let said = match &code {

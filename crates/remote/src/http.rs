@@ -132,6 +132,8 @@ impl Answer {
         match (&self.failure, &self.request_id, &self.proxy) {
             (Some(failure), _, Some(proxy)) => format!("by the proxy {proxy}: {failure}"),
             (Some(failure), _, None) => failure.clone(),
+            // A store that is not on the web.
+            (None, None, _) if self.status == 0 => format!("{who} answered"),
             (None, Some(id), _) => format!("{who} answered {} (request id {id})", self.status),
             (None, None, _) => format!("{who} answered {}", self.status),
         }

@@ -48,11 +48,14 @@ mod lookup;
 mod odd;
 mod profile;
 mod proxy;
+mod registry;
 pub mod store;
 mod url;
 
 pub use feedline_base::meter::NetworkMeter as Meter;
 pub use lookup::{children, expand, look};
+pub use object_store;
+pub use registry::register;
 pub use store::{Object, configure};
 
 /// A walk through an object, range by range.

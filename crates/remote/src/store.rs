@@ -4,6 +4,7 @@ use super::credentials::{Credentials, Library, Renewed};
 use super::http::{Connector, Web, cause};
 use super::limit::Limit;
 use super::profile::Profile;
+use super::registry::Lists;
 use super::url::{Scheme, Url};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
 use feedline_base::metadata::Meta;
@@ -44,6 +45,8 @@ pub struct Store {
     /// `s3://bucket`.
     pub(super) name: String,
     pub(super) client: Arc<dyn ObjectStore>,
+    /// Whether another crate registered it.
+    pub(super) is_registered: bool,
     /// `None` for HTTP servers: they have no listing.
     pub(super) lists: Option<Arc<dyn PaginatedListStore>>,
     /// `None` for requests without a signature.
@@ -308,11 +311,19 @@ impl Store {
             Scheme::Gcs => Self::gcs(url, options),
             Scheme::Azure => Self::azure(url, options),
             Scheme::Http | Scheme::Https => Self::http(&name, options),
+            Scheme::Other(registered) => {
+                (registered.open)(&url.bucket, options).map(|reads| Client {
+                    lists: Some(Arc::new(Lists(reads.clone()))),
+                    reads,
+                    credentials: None,
+                })
+            }
         }
         .map_err(|error| error.with_path(&name))?;
         Ok(Self {
             name,
             client: reads,
+            is_registered: matches!(url.scheme, Scheme::Other(_)),
             lists,
             credentials,
             limit: Limit::new(),

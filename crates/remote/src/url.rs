@@ -1,6 +1,7 @@
 //! URLs of objects: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `https://host/key`.
 
 use super::odd::why_odd;
+use super::registry::{self, Registered};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::secret::at_query;
 use object_store::path::Path as Key;
@@ -16,29 +17,39 @@ pub(super) struct Url {
     pub(super) key: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Scheme {
     S3,
     Gcs,
     Azure,
     Http,
     Https,
+    Other(&'static Registered),
 }
 
-const SCHEMES: [(&str, Scheme); 5] = [
-    ("s3://", Scheme::S3),
-    ("gs://", Scheme::Gcs),
-    ("az://", Scheme::Azure),
-    ("http://", Scheme::Http),
-    ("https://", Scheme::Https),
+const SCHEMES: [Scheme; 5] = [
+    Scheme::S3,
+    Scheme::Gcs,
+    Scheme::Azure,
+    Scheme::Http,
+    Scheme::Https,
 ];
+
+/// Whether URLs that start so are of this crate's own stores.
+pub(super) fn is_built_in(start: &str) -> bool {
+    SCHEMES.iter().any(|scheme| scheme.text() == start)
+}
 
 impl Scheme {
     fn text(self) -> &'static str {
-        SCHEMES
-            .iter()
-            .find(|(_, scheme)| *scheme == self)
-            .map_or("", |(text, _)| text)
+        match self {
+            Self::S3 => "s3://",
+            Self::Gcs => "gs://",
+            Self::Azure => "az://",
+            Self::Http => "http://",
+            Self::Https => "https://",
+            Self::Other(registered) => &registered.start,
+        }
     }
 
     pub(super) fn is_http(self) -> bool {
@@ -54,11 +65,14 @@ impl Url {
         let Some(text) = path.to_str() else {
             return Err(bad("the URL is not UTF-8").with_path(path));
         };
+        let others = registry::of(text).map(Scheme::Other);
         let Some((scheme, rest)) = SCHEMES
-            .iter()
-            .find_map(|(start, scheme)| Some((*scheme, text.strip_prefix(start)?)))
+            .into_iter()
+            .chain(others)
+            .find_map(|scheme| Some((scheme, text.strip_prefix(scheme.text())?)))
         else {
-            let message = "not a URL of an object; use s3://, gs://, az://, http:// or https://";
+            let message = "not a URL of an object; use s3://, gs://, az://, http:// or https://, or \
+                 a scheme that this program registered";
             return Err(bad(message).with_path(path));
         };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));

@@ -23,6 +23,8 @@ pub use listing::{Listed, expand as list};
 pub use opened::descriptor_limit;
 pub use publish::publish;
 pub use remote::Way;
+#[cfg(feature = "remote")]
+pub use remote::{object_store, register};
 pub use settings::{Direct, Locality, Mode};
 pub use source::{DirId, Extent, SourceId, Sources};
 pub use transient::{exhausted, has_other_version, may_pass, out_of_reach, patiently};
