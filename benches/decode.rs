@@ -24,11 +24,11 @@ mod turbo;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use fast_image_resize as fir;
 use feedline::dataset::{DatasetExt, Framed, Images};
+use feedline::decode::Single;
 use feedline::decode::{Filter, Image, PixelLayout};
 #[cfg(turbojpeg)]
 use feedline::order::Draws;
 use feedline::tensor::{DType, EncodedField};
-use feedline::unstable::Single;
 use picture::made;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

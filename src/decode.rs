@@ -33,7 +33,7 @@
 //! ```
 
 #[doc(inline)]
-pub use feedline_core::decode::{Bytes, Ctx, Decoder, Raw, Scratch};
+pub use feedline_core::decode::{Bytes, Ctx, Decoder, Raw, Scratch, Single};
 #[cfg(feature = "image")]
 #[doc(inline)]
 pub use feedline_image::{Filter, Image, Limits, PixelLayout};

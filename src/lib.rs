@@ -314,7 +314,6 @@ pub mod unstable {
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
     pub use feedline_base::thread::room::leave_room_for_threads;
     pub use feedline_core::dataset::Fingerprint;
-    pub use feedline_core::decode::Single;
     pub use feedline_core::memory::{ByteRing, IoBuf, RingSpan};
     pub use feedline_core::order::{Key, Permutation};
     pub use feedline_device::cuda::driver::devices;

@@ -3,9 +3,9 @@
 //! `cargo +nightly fuzz run image tests/fixtures/images -- -rss_limit_mb=512`
 #![no_main]
 
+use feedline::decode::Single;
 use feedline::decode::{Image, Limits};
 use feedline::tensor::EncodedField;
-use feedline::unstable::Single;
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
 

@@ -15,8 +15,9 @@ mod recipe;
 mod turbo;
 
 use feedline::decode::Image;
+use feedline::decode::Single;
 use feedline::tensor::EncodedField;
-use feedline::unstable::{Single, embed_seek_points};
+use feedline::unstable::embed_seek_points;
 use libfuzzer_sys::fuzz_target;
 
 const PIXELS_MAX: usize = 1 << 18;

@@ -4,9 +4,9 @@
 //! `cargo +nightly fuzz run restart -- -rss_limit_mb=512`
 #![no_main]
 
+use feedline::decode::Single;
 use feedline::decode::{Image, Limits};
 use feedline::tensor::EncodedField;
-use feedline::unstable::Single;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use libfuzzer_sys::fuzz_target;
 

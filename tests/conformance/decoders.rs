@@ -1,10 +1,10 @@
 //! The contract of every decoder: one table, one set of tests, through the public API alone.
 #![allow(missing_docs)]
 
+use feedline::decode::Single;
 use feedline::decode::{Ctx, Decoder, Filter, Image, Limits, PixelLayout, Raw};
 use feedline::error::Stage;
 use feedline::tensor::{DType, EncodedField, Encoding, Field};
-use feedline::unstable::Single;
 use feedline::{Error, ErrorKind, Result, Row};
 use std::path::Path;
 

@@ -119,6 +119,7 @@ fn a_scheme_is_registered_once_by_a_plain_name() {
     for (scheme, words) in [
         ("toyonce", "is taken"),
         ("s3", "is taken"),
+        ("https", "is taken"),
         ("", "lower-case letters and digits"),
         ("Toy", "lower-case letters and digits"),
         ("toy://", "lower-case letters and digits"),

@@ -319,9 +319,9 @@ fn bmp() -> Vec<u8> {
 
 #[test]
 fn a_picture_finished_late_equals_the_decoders() {
+    use feedline::decode::Single;
     use feedline::decode::{Image, PixelLayout};
     use feedline::tensor::EncodedField;
-    use feedline::unstable::Single;
 
     let decoded = |image: Image, encoded: &[u8]| {
         let mut single = Single::new(image, &EncodedField::image("image")).unwrap();

@@ -4,7 +4,8 @@
 use crate::common::numeric::fixture;
 use crate::common::{Dir, assert_error, build, end_of, records};
 use feedline::dataset::{Dataset, DatasetExt, Mds, Records, Tar, TfRecord, Verify};
-use feedline::unstable::{Fingerprint, Single};
+use feedline::decode::Single;
+use feedline::unstable::Fingerprint;
 use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample};
 use serde_json::{Value, json};
 use std::ops::ControlFlow;

@@ -355,7 +355,8 @@ impl Error {
         self
     }
 
-    /// Adds the path, unless the error has one.
+    /// Adds the path, unless the error has one. An offset of an error with a path counts from the
+    /// start of the file; without a path, the loader adds the offset of the bytes that it passed.
     #[must_use]
     pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {
         self.0

@@ -35,11 +35,6 @@ const SCHEMES: [Scheme; 5] = [
     Scheme::Https,
 ];
 
-/// Whether URLs that start so are of this crate's own stores.
-pub(super) fn is_built_in(start: &str) -> bool {
-    SCHEMES.iter().any(|scheme| scheme.text() == start)
-}
-
 impl Scheme {
     fn text(self) -> &'static str {
         match self {

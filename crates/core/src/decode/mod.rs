@@ -80,7 +80,7 @@ pub struct Ctx<'a> {
 }
 
 impl<'a> Ctx<'a> {
-    /// A context. Public for tests and benchmarks of single decoders.
+    /// A context, for tests and benchmarks of single decoders; see [`Single`].
     pub fn new(
         seed: u64,
         epoch: u64,

@@ -70,6 +70,7 @@ impl Single {
 
     /// Decodes one sample with its [seek points](crate::dataset::Framed::seek_points). Errors:
     /// those of the decoder.
+    #[doc(hidden)]
     pub fn decode_seeking(
         &mut self,
         input: &[u8],

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A format gives [`Index::open_or_build`] its shards and a function that scans one shard. Here
-//! each line is a sample:
+//! each line is a sample. (In a crate that depends on `feedline`, the paths begin with `feedline`.)
 //!
 //! ```
 //! use feedline_core::dataset::index::{Entry, Index, Settings};
@@ -220,7 +220,8 @@ impl Place {
     }
 }
 
-/// Settings that an index is made for.
+/// Settings that an index is made for: those of [`Settings::new`], with fields set after it
+/// (`settings.checksums = true`).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings<'a> {
@@ -231,7 +232,8 @@ pub struct Settings<'a> {
     /// Fields of a row, 1 to [`FIELDS_MAX`].
     pub fields: usize,
     /// Whether entries have CRCs, which [`Index::open`] verifies. The scan should read every byte
-    /// then. Default: `false`.
+    /// then. The bytes at the time of the scan count as right: a scan of a format with checksums of
+    /// its own should compare them. Default: `false`.
     pub checksums: bool,
     /// Location of the index files. Default: beside the shards.
     pub place: Place,
