@@ -29,7 +29,7 @@ mod weights;
 
 pub use batches::LastBatch;
 pub(crate) use batches::{Batches, Counts};
-use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in};
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in, config};
 #[doc(hidden)]
 pub use feedline_core::order::cores_of_rank;
 #[doc(inline)]
@@ -519,16 +519,16 @@ impl Order {
     /// The same order with other weights. Errors: [`ErrorKind::Config`] for an order without
     /// weights, and for other numbers of weights or draws.
     pub(crate) fn reweighted(&self, weights: Weights, dataset_len: u64) -> Result<Self> {
-        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Order, message));
         let Source::Weighted(old) = &self.source else {
-            return bad("the order of this loader has no weights: build it with them".into());
+            let message = "the order of this loader has no weights: build it with them";
+            return Err(config(message));
         };
         let then = old.len(dataset_len)?;
         let now = weights.len(dataset_len)?;
         if then != now {
-            return bad(format!(
+            return Err(config(format!(
                 "{now} draws in an epoch, but the loader was built with {then}: set their number"
-            ));
+            )));
         }
         Ok(Self {
             source: Source::Weighted(weights),

@@ -13,7 +13,9 @@
 //!   random number for each sample and sorts these numbers, and it keeps 4 bytes for each position
 //!   while the epoch lives.
 
-use feedline_base::error::{Error, ErrorKind, Result, Stage};
+#[cfg(doc)]
+use feedline_base::error::ErrorKind;
+use feedline_base::error::{Result, config};
 use feedline_core::order::{Draws, Key, identity_of};
 use std::collections::HashMap;
 use std::fmt;
@@ -124,19 +126,18 @@ impl Weights {
     /// Errors: [`ErrorKind::Config`] if the number of weights is not the number of samples, or if
     /// there are more draws without replacement than samples with a weight above 0.
     pub(super) fn len(&self, len: u64) -> Result<u64> {
-        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         let count = self.count();
         if count != len {
-            return bad(format!(
+            return Err(config(format!(
                 "the order has {count} weights, the dataset has {len} samples: give one for each"
-            ));
+            )));
         }
         if self.is_once() && self.draws > self.possible {
-            return bad(format!(
+            return Err(config(format!(
                 "{} draws without replacement, and {} samples have a weight above 0: draw fewer, or \
                  with replacement",
                 self.draws, self.possible
-            ));
+            )));
         }
         Ok(self.draws)
     }
@@ -222,11 +223,10 @@ impl fmt::Debug for Drawing {
 
 /// The sum of the weights. Errors: [`ErrorKind::Config`], see [`Weights::new`].
 fn checked_sum(weights: &[f64]) -> Result<f64> {
-    let bad = |message: String| Error::new(ErrorKind::Config, Stage::Build, message);
     let count = weights.len();
     if count as u64 > u64::from(u32::MAX) {
         let message = format!("{count} weights; at most {} are possible", u32::MAX);
-        return Err(bad(message));
+        return Err(config(message));
     }
     let illegal = weights
         .iter()
@@ -236,14 +236,14 @@ fn checked_sum(weights: &[f64]) -> Result<f64> {
             "the weight of sample {sample} is {}: give a finite number of at least 0",
             weights[sample]
         );
-        return Err(bad(message).with_sample(sample as u64));
+        return Err(config(message).with_sample(sample as u64));
     }
     let sum: f64 = weights.iter().sum();
     if sum > 0.0 && sum.is_finite() {
         Ok(sum)
     } else {
         let message = format!("the sum of {count} weights is {sum}: no sample can be drawn");
-        Err(bad(message))
+        Err(config(message))
     }
 }
 
@@ -352,6 +352,7 @@ fn ln(x: f64) -> f64 {
 mod tests {
     use super::super::Order;
     use super::*;
+    use feedline_base::error::ErrorKind;
     use proptest::prelude::*;
 
     fn ids(weights: Weights, len: u64, epoch: u64) -> Vec<u64> {

@@ -340,7 +340,7 @@ fn orders(data: &Data) -> Vec<Naive> {
     };
     let weighted = |once| Naive::Weighted {
         weights: (0..samples).map(|id| 0.5 + (id % 5) as f64).collect(),
-        draws: samples / 2,
+        draws: samples * 9 / 10,
         once,
         seed: 5,
     };

@@ -4,7 +4,9 @@
 //! toy://bucket/key ──► the registered opener of `toy`: (bucket, options) ──► ObjectStore ──► lookups, listings, reads
 //! ```
 
-use feedline_base::error::{Error, ErrorKind, Result, Stage};
+#[cfg(doc)]
+use feedline_base::error::ErrorKind;
+use feedline_base::error::{Result, config};
 use feedline_base::sync::Hold;
 use futures_util::TryStreamExt;
 use object_store::list::{PaginatedListOptions, PaginatedListResult, PaginatedListStore};
@@ -58,17 +60,18 @@ pub fn register(
     scheme: &str,
     open: impl Fn(&str, &[(String, String)]) -> Result<Arc<dyn ObjectStore>> + Send + Sync + 'static,
 ) -> Result<()> {
-    let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    if scheme.is_empty() || !scheme.bytes().all(is_plain) {
-        return bad(format!(
+    let is_plain = scheme
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    if scheme.is_empty() || !is_plain {
+        return Err(config(format!(
             "the scheme {scheme:?} cannot be registered: use lower-case letters and digits"
-        ));
+        )));
     }
     let start = format!("{scheme}://");
     let mut all = ALL.hold();
     if BUILT_IN.contains(&scheme) || all.iter().any(|other| other.start == start) {
-        return bad(format!("the scheme {scheme:?} is taken"));
+        return Err(config(format!("the scheme {scheme:?} is taken")));
     }
     let open = Box::new(open);
     all.push(Box::leak(Box::new(Registered { start, open })));
