@@ -213,7 +213,7 @@ def test_a_list_of_pictures_is_named_and_no_refused_column_is_offered(tmp_path):
     for asked in ["nothing", "both"]:
         with pytest.raises(ConfigError) as error:
             open_by(columns=[asked])
-        offered = re.search(r"there are ([^:]*)", str(error.value))[1].split(", ")
+        offered = re.search(r"(?:there are|one of its columns:) ([^:]*)", str(error.value))[1].split(", ")
         assert offered == (["both.a"] if asked == "both" else ["label", "both.a"])
         assert list(open_by(columns=offered)) == offered
 

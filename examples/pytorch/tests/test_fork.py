@@ -97,6 +97,7 @@ ARGUMENTS = {
     "set_epoch": (1,),
     "varies": ("record",),
     "lengths": ("record",),
+    "set_sample_weights": ([1.0],),
     "picture_sizes": ("sizes",),
     "resume": (b"{}",),
     "load_state_dict": ({},),

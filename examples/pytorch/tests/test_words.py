@@ -202,7 +202,7 @@ def test_what_holds_every_batch_is_named_with_the_way_to_copy(data, monkeypatch)
     views.clear()
     monkeypatch.delattr("sys.last_value")
     words = said(lambda: list(held), feedline.errors.BatchesHeldError)
-    assert "last_value" not in words and words.index("copies") < words.index("`slots`")
+    assert "last_value" not in words and words.index("copy the data") < words.index("`slots`")
 
 
 @pytest.mark.parametrize(
