@@ -473,7 +473,7 @@ def test_one_epoch_at_a_time_which_ends_by_close_with_or_its_last_reference(reco
     [
         ("records", {"record_bytes": RECORD, "path": "gone.bin"}, FileNotFoundError, "gone.bin"),
         ("records", {}, ValueError, "needs record_bytes"),
-        ("records", {"record_bytes": RECORD + 1}, OSError, "47 over: path=.*records.bin"),
+        ("records", {"record_bytes": RECORD + 1}, OSError, "47 left over: path=.*records.bin"),
         ("records", {"record_bytes": RECORD, "seq_len": 4}, ValueError, 'seq_len is for source tokens, megatron'),
         ("records", {"record_bytes": RECORD, "device": "tpu"}, ValueError, 'no device is called "tpu"'),
         ("records", {"record_bytes": RECORD, "device": "cuda:999"}, RuntimeError, "(?i)cuda|driver"),
