@@ -119,6 +119,9 @@ fn a_scheme_is_registered_once_by_a_plain_name() {
     for (scheme, words) in [
         ("toyonce", "is taken"),
         ("s3", "is taken"),
+        ("gs", "is taken"),
+        ("az", "is taken"),
+        ("http", "is taken"),
         ("https", "is taken"),
         ("", "lower-case letters and digits"),
         ("Toy", "lower-case letters and digits"),

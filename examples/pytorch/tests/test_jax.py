@@ -233,6 +233,18 @@ def test_rows_of_all_devices_are_those_of_one(folder):
 
 
 @on_eight
+def test_other_weights_reach_the_loaders_of_all_devices(folder):
+    weights = np.arange(1.0, COUNT + 1)
+    loader = opened(folder, sharding=NamedSharding(mesh(8), P("data")), sample_weights=[1.0] * COUNT, last_batch="drop")
+    first = arrays(loader.epoch(0))
+    loader.set_sample_weights(weights)
+    right = opened(folder, fn, sample_weights=weights, last_batch="drop")
+    same(arrays(loader.epoch(1)), arrays(right.epoch(1)))
+    before = opened(folder, fn, sample_weights=[1.0] * COUNT, last_batch="drop")
+    same(first, arrays(before.epoch(0)))
+
+
+@on_eight
 def test_a_short_last_batch_is_padded_and_marked(folder):
     sharding = NamedSharding(mesh(8), P("data"))
     assert [len(batch["record"]) for batch in opened(folder, sharding=sharding)] == [BATCH] * 7

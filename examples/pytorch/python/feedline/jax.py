@@ -365,6 +365,11 @@ class Loader(_Loader["dict[str, jax.Array]"]):
         for other in self._others:
             other._skip(epoch, start, stop)
 
+    def _reweight(self, weights: Sequence[float]) -> None:
+        super()._reweight(weights)
+        for other in self._others:
+            other._reweight(weights)
+
     # Measurements
 
     def mark(self, stream: Any = None) -> None:
