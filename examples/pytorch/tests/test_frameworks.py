@@ -113,37 +113,38 @@ def lines(folder):
     return ranks
 
 
-def expected(data, ranks):
+def expected(data, ranks, **settings):
     """What each rank sees in two epochs without an interruption."""
     seen = {}
     for rank in range(ranks):
-        loader = open_torch(data, shard=(rank, ranks))
+        loader = open_torch(data, shard=(rank, ranks), **settings)
         epochs = [(epoch, number, batch) for epoch in range(2) for number, batch in enumerate(loader.epoch(epoch), 1)]
         seen[f"seen-{rank}"] = {(str(epoch), str(number)): str(batch.long().sum().item()) for epoch, number, batch in epochs}
     return seen
 
 
 @pytest.mark.parametrize(
-    "script, ranks, needs",
+    "script, ranks, needs, order",
     [
-        ("plain.py", 1, "torch"),
-        ("plain.py", 2, "torch"),
-        ("spawn.py", 2, "torch"),
-        ("lightning_loop.py", 1, "lightning"),
-        ("lightning_loop.py", 2, "lightning"),
-        ("fabric_loop.py", 2, "lightning"),
-        ("accelerate_loop.py", 2, "accelerate"),
-        ("transformers_loop.py", 2, "transformers"),
+        ("plain.py", 1, "torch", "shuffled"),
+        ("plain.py", 2, "torch", "weighted"),
+        ("spawn.py", 2, "torch", "shuffled"),
+        ("lightning_loop.py", 1, "lightning", "shuffled"),
+        ("lightning_loop.py", 2, "lightning", "weighted"),
+        ("fabric_loop.py", 2, "lightning", "shuffled"),
+        ("accelerate_loop.py", 2, "accelerate", "weighted"),
+        ("transformers_loop.py", 2, "transformers", "weighted"),
     ],
 )
-def test_a_killed_training_goes_on_with_the_same_batches(data, tmp_path, script, ranks, needs):
+def test_a_killed_training_goes_on_with_the_same_batches(data, tmp_path, script, ranks, needs, order):
     pytest.importorskip(needs)
-    killed = run(script, data, tmp_path, "--kill-at", 5 if ranks == 1 else 3, ranks=ranks)
+    flags, settings = {"shuffled": ((), {}), "weighted": (("--weighted",), {"sample_weights": range(COUNT)})}[order]
+    killed = run(script, data, tmp_path, *flags, "--kill-at", 5 if ranks == 1 else 3, ranks=ranks)
     assert killed.returncode != 0 and lines(tmp_path), killed.stdout + killed.stderr
-    resumed = run(script, data, tmp_path, ranks=ranks)
+    resumed = run(script, data, tmp_path, *flags, ranks=ranks)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "resumed" in resumed.stdout
-    assert lines(tmp_path) == expected(data, ranks)
+    assert lines(tmp_path) == expected(data, ranks, **settings)
 
 
 @pytest.mark.parametrize("kind, ranks", [("plain", 1), ("plain", 2), ("accelerate", 2), ("lightning", 1), ("trainer", 1)])

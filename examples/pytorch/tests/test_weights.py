@@ -46,6 +46,16 @@ def test_every_class_comes_equally_often(table):
     assert 0.48 < sum(labels) / len(labels) < 0.52
 
 
+def test_each_draw_of_a_picture_has_its_own_crop(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    noise = np.random.default_rng(1).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    for number in range(3):
+        image.fromarray(noise).save(tmp_path / f"{number}.png")
+    loader = fn.images(tmp_path, size=32, sample_weights=[1, 0, 5], draws=40, batch_size=8, shuffle=1)
+    crops = [picture.tobytes() for batch in loader for picture in batch["image"]]
+    assert len(set(crops)) == len(crops) == 40
+
+
 def test_ranks_share_the_draws_and_a_run_goes_on(table):
     weights = np.arange(1.0, 101)
     whole = drawn(open_table(table, sample_weights=weights, draws=120))

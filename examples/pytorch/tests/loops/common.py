@@ -15,12 +15,15 @@ parser.add_argument("data")
 parser.add_argument("folder")
 parser.add_argument("--kill-at", type=int, default=-1)
 parser.add_argument("--ranks", type=int, default=1)
+parser.add_argument("--weighted", action="store_true")
 arguments = parser.parse_args()
 folder = arguments.folder
 
 
 def records(**settings):
     settings = {"shuffle": 5, **settings}
+    if arguments.weighted and settings["shuffle"] is not None:
+        settings["sample_weights"] = range(100)
     return fl.records(arguments.data, record_bytes=48, batch_size=16, device="cpu", **settings)
 
 
