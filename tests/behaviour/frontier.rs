@@ -1,10 +1,11 @@
 //! Loops that consume late: three kinds of consumers, each killed at random moments and resumed
 //! from its frontier by other numbers of ranks. Over all lives together, each sample is trained as
-//! often as in a run without a kill. The oracle is `common/runs.rs`; for groups, one loader.
+//! often as in a run without a kill. The oracle is `common/runs.rs`; for groups and a mix, one loader.
 
 use crate::common::runs::*;
 use crate::common::sweep;
 use crate::common::*;
+use feedline::dataset::Mix;
 use feedline::order::{Draws, Groups};
 use feedline::{ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Rank, State};
 
@@ -21,11 +22,16 @@ enum Consumer {
     Filter,
 }
 
+enum Kind {
+    Naive(Naive),
+    /// With batch sizes of their own.
+    Grouped(Order),
+    Mix(Mix),
+}
+
 struct Case {
     data: Data,
-    order: Order,
-    /// `None` for groups, which have batch sizes of their own.
-    naive: Option<Naive>,
+    kind: Kind,
     global: u64,
     last: LastBatch,
 }
@@ -37,52 +43,64 @@ impl Case {
         let seed = draws.next_u64();
         let data = Data::memory(samples as usize, 8);
         let last = ALL_LAST[draws.below(4) as usize];
-        let naive = match draws.below(5) {
-            0 => Some(Naive::Shuffled { seed }),
-            1 => Some(Naive::Sequential { lanes: 3 }),
-            2 => Some(Naive::Weighted {
+        let kind = match draws.below(6) {
+            0 => Kind::Naive(Naive::Shuffled { seed }),
+            1 => Kind::Naive(Naive::Sequential { lanes: 3 }),
+            2 => Kind::Naive(Naive::Weighted {
                 weights: (0..samples).map(|_| 0.1 + draws.next_f64()).collect(),
                 draws: global + draws.below(samples - global + 1),
                 once: draws.bool(0.5),
                 seed,
             }),
-            3 => Some(Naive::Indices {
+            3 => Kind::Naive(Naive::Indices {
                 ids: (0..global + draws.below(30))
                     .map(|_| draws.below(samples))
                     .collect(),
                 shuffled: draws.bool(0.5).then_some(seed),
             }),
-            _ => None,
-        };
-        let groups = || Groups::of((0..samples).map(|id| (id % 2) as u8)).unwrap();
-        let order = match &naive {
-            Some(naive) => naive.order(),
-            None => Order::shuffled(seed).grouped(groups().batch_sizes([8, 9])),
+            4 => {
+                let groups = Groups::of((0..samples).map(|id| (id % 2) as u8)).unwrap();
+                Kind::Grouped(Order::shuffled(seed).grouped(groups.batch_sizes([8, 9])))
+            }
+            _ => {
+                let parts = [20, 30].map(|count| noise_records(count, 8, seed));
+                let segments = [(0, vec![0.7, 0.3]), (samples / 2, vec![0.1, 0.9])];
+                let mix = Mix::scheduled(parts, segments, seed).unwrap();
+                Kind::Mix(mix.epoch_len(samples).unwrap())
+            }
         };
         Self {
             data,
-            order,
-            naive,
+            kind,
             global,
             last,
         }
     }
 
     fn builder(&self, rank: Rank) -> LoaderBuilder {
-        let builder = self.data.builder().order(self.order.clone()).rank(rank);
-        let builder = builder.last_batch(self.last).workers(2);
-        match self.naive {
-            Some(_) => builder.global_batch(self.global),
-            None => builder.last_batch_share(1.0),
+        let builder = match &self.kind {
+            Kind::Naive(naive) => self.data.builder().order(naive.order()),
+            Kind::Grouped(order) => self.data.builder().order(order.clone()),
+            Kind::Mix(mix) => Loader::builder(mix.clone()),
+        };
+        let builder = builder.last_batch(self.last).rank(rank).workers(2);
+        if self.is_grouped() {
+            builder.last_batch_share(1.0)
+        } else {
+            builder.global_batch(self.global)
         }
+    }
+
+    fn is_grouped(&self) -> bool {
+        matches!(self.kind, Kind::Grouped(_))
     }
 
     /// Batches of all ranks, in a run without a kill.
     fn right(&self) -> Vec<Global> {
         let cut = Cut::whole(self.global, self.last, 1);
-        match &self.naive {
-            Some(naive) => Run::new(&self.data, naive.clone()).union(&cut, 0..EPOCHS),
-            None => {
+        match &self.kind {
+            Kind::Naive(naive) => Run::new(&self.data, naive.clone()).union(&cut, 0..EPOCHS),
+            _ => {
                 let loader = build(self.builder(Rank::single()));
                 union(&[parts(loader.epochs(0..EPOCHS).unwrap())], false)
             }
@@ -109,7 +127,7 @@ impl Case {
             }
             states.push(agreed(&loaders));
         }
-        let in_turn = self.naive.as_ref().is_some_and(Naive::in_turn);
+        let in_turn = matches!(&self.kind, Kind::Naive(naive) if naive.in_turn());
         (union(&found, in_turn), states)
     }
 }
@@ -144,8 +162,10 @@ fn consume(
                 one_by_one = one_by_one.trained(batch.epoch, batch.index).unwrap();
             }
             let carried = count.checked_sub(1).map_or(begin, |last| &states[last]);
-            assert_eq!(&one_by_one, carried);
-            if case.naive.is_some() {
+            assert_eq!(place(&one_by_one), place(carried));
+            // The past of a mix stays that of the beginning.
+            if let Kind::Naive(_) = case.kind {
+                assert_eq!(&one_by_one, carried);
                 assert_eq!(&begin.at(done.len() as u64).unwrap(), carried);
             }
             trained.extend(done);
@@ -192,7 +212,7 @@ fn check(number: u64, consumer: Consumer) {
     let mut right = samples(&case.right());
     let mut trained = Vec::new();
     let mut frontier = build(case.builder(Rank::single())).state().unwrap();
-    if case.naive.is_none() && matches!(consumer, Consumer::Filter) {
+    if case.is_grouped() && matches!(consumer, Consumer::Filter) {
         let error = frontier.at(1).unwrap_err();
         assert_error(&error, ErrorKind::Config, &["count batches instead"]);
         return;
