@@ -42,8 +42,8 @@
 //! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch;
 //!   `examples/pytorch` is a Python package.
 //!
-//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults,
-//! profiling, the architecture and the decisions behind it, the tests.
+//! [`guide`] has a page per topic: GPUs, ranks, loops that consume late, offline jobs, formats,
+//! object stores, faults, profiling, the architecture and the decisions behind it, the tests.
 //!
 //! # Words
 //!
@@ -359,6 +359,8 @@ pub mod guide {
     pub mod gpu {}
     #[doc = include_str!("guide/jobs.md")]
     pub mod jobs {}
+    #[doc = include_str!("guide/late.md")]
+    pub mod late {}
     #[doc = include_str!("guide/profiling.md")]
     pub mod profiling {}
     #[doc = include_str!("guide/ranks.md")]

@@ -341,14 +341,15 @@ impl State {
     /// The same run at the beginning of `epoch`: for a run that ends an epoch early on purpose.
     pub fn at_epoch(self, epoch: u64) -> Self {
         let steps = self.steps();
-        self.at(Cursor {
+        self.moved_to(Cursor {
             epoch,
             steps,
             ..Cursor::default()
         })
     }
 
-    fn at(mut self, cursor: Cursor) -> Self {
+    /// The same run at `cursor`. Drops the batches to skip that lie before it.
+    pub(crate) fn moved_to(mut self, cursor: Cursor) -> Self {
         self.checkpoint.skips = self.checkpoint.skips.ahead(cursor.epoch, cursor.batch);
         self.checkpoint.cursor = cursor;
         self
@@ -356,7 +357,8 @@ impl State {
 
     /// The same run, `batches` global batches further in its order and, if necessary, in a later
     /// epoch: for a run that skips the next batches. Skipped batches do not count as
-    /// [`steps`](Self::steps). To skip later batches, use [`Loader::skip`](crate::Loader::skip).
+    /// [`steps`](Self::steps). To skip later batches, use [`Loader::skip`](crate::Loader::skip); to
+    /// count batches that were trained, [`trained`](Self::trained).
     ///
     /// After the last batch of an epoch, the state stays at the end of that epoch; a run that
     /// resumes from it begins the next epoch.
@@ -392,7 +394,7 @@ impl State {
             .saturating_add(further.saturating_mul(*global_batch))
             .min(order.positions);
         next.batch = next.batch.saturating_add(further).min(next.position);
-        self.at(next)
+        self.moved_to(next)
     }
 
     /// Batches received since the beginning of the run, over all epochs and resumes.

@@ -4,6 +4,7 @@
 mod build;
 mod device_stage;
 mod epoch;
+mod frontier;
 mod log;
 mod origin;
 mod report;
@@ -409,7 +410,9 @@ impl Loader {
 
     /// The state of the run after the last batch received, regardless of read-ahead.
     ///
-    /// Ranks that received equally many batches have the same state.
+    /// Ranks that received equally many batches have the same state. A loop that trains later than
+    /// it receives must save another one: see [`State::at`], [`State::trained`] and the guide
+    /// [late](crate::guide::late).
     ///
     /// Errors: the dataset cannot be fingerprinted. If that failed during `build`, this call tries
     /// again, on the file versions that were indexed.

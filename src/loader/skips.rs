@@ -96,7 +96,7 @@ impl LoaderState {
 }
 
 /// The remaining batches of the epoch of `at`.
-fn rest(whole: &Batches, at: &Cursor) -> Batches {
+pub(super) fn rest(whole: &Batches, at: &Cursor) -> Batches {
     whole.clone().starting(at.position, at.batch)
 }
 

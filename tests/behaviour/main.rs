@@ -9,6 +9,7 @@ mod chunks;
 mod dlpack;
 mod export;
 mod extend;
+mod frontier;
 mod groups;
 mod loader;
 mod packed;

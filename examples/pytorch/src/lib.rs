@@ -44,6 +44,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Epoch>()?;
     module.add_class::<tensor::Tensor>()?;
+    module.add_function(wrap_pyfunction!(loader::state_at, module)?)?;
+    module.add_function(wrap_pyfunction!(loader::state_trained, module)?)?;
     module.add_function(wrap_pyfunction!(python::cores, module)?)?;
     module.add_function(wrap_pyfunction!(python::enter, module)?)?;
     module.add_function(wrap_pyfunction!(python::leave, module)?)?;

@@ -184,6 +184,7 @@ impl Loader {
         Ok(Epoch {
             inner,
             kept: Mutex::default(),
+            received: Mutex::default(),
             next,
             process: slf.get().process,
             code: code.clone(),
@@ -790,6 +791,31 @@ fn without_the_gil<T: Send>(value: T) {
     Python::try_attach(|py| py.detach(|| drop(value.take())));
 }
 
+/// `state` after `samples` more samples were trained.
+#[pyfunction]
+pub fn state_at<'py>(
+    py: Python<'py>,
+    state: &[u8],
+    samples: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let after = State::from_bytes(state).and_then(|state| state.at(samples));
+    let after = after.map_err(|error| exception(py, &error))?;
+    Ok(PyBytes::new(py, &after.to_bytes()))
+}
+
+/// `state` after one more batch was trained.
+#[pyfunction]
+pub fn state_trained<'py>(
+    py: Python<'py>,
+    state: &[u8],
+    epoch: u64,
+    batch: u64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let after = State::from_bytes(state).and_then(|state| state.trained(epoch, batch));
+    let after = after.map_err(|error| exception(py, &error))?;
+    Ok(PyBytes::new(py, &after.to_bytes()))
+}
+
 /// An iterator over batches: dicts from name to `Tensor`.
 ///
 /// next() waits without the GIL and hears Ctrl-C; it loses no batch by that. What does not answer
@@ -800,6 +826,8 @@ pub struct Epoch {
     inner: Mutex<Option<feedline::Epoch>>,
     /// A batch whose call ended by a signal of Python.
     kept: Mutex<Option<Batch>>,
+    /// Epoch and index of the batch handed out last.
+    received: Mutex<Option<(u64, u64)>>,
     /// Whose turn it is next: a thread that waits again and again must not keep the others out.
     next: Mutex<()>,
     process: Process,
@@ -873,6 +901,10 @@ impl Epoch {
     fn dict<'py>(&self, py: Python<'py>, batch: Batch) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
+        *self
+            .received
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some((batch.epoch(), batch.index()));
         let on_gpu = batch.device().kind() != DeviceKind::Host;
         let Tensors {
             fields,
@@ -947,6 +979,15 @@ impl Epoch {
         self.wait(py, |epoch| {
             Poll::Ready(epoch.as_ref().map_or(0, |epoch| epoch.len() + kept))
         })
+    }
+
+    /// Epoch and index of the batch that was handed out last.
+    #[getter]
+    fn _received(&self) -> Option<(u64, u64)> {
+        *self
+            .received
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends it, so that the next epoch can start. Batches that were handed out stay.

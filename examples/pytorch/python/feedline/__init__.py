@@ -16,7 +16,7 @@ import os as _os
 
 from . import errors
 from ._code import BatchArrays, PythonCostWarning
-from ._loader import Epoch, Loader, estimate, ramp
+from ._loader import Epoch, Loader, estimate, ramp, state_at, state_trained
 from ._native import Tensor, __version__, _enter, _leave
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
@@ -32,6 +32,8 @@ __all__ = [
     "errors",
     "estimate",
     "ramp",
+    "state_at",
+    "state_trained",
     "to_jax",
     "to_numpy",
     "to_torch",

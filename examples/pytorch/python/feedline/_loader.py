@@ -332,6 +332,7 @@ class Epoch(Generic[Out]):
                 )
                 self._loader._leave(self)
             raise
+        self._loader._received = native._received
         self._left -= 1
         if self._left == 0:
             self._loader._last_is_out(self)
@@ -502,6 +503,38 @@ def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[s
             return loader.estimate(step_s)
 
 
+def _state(state: Mapping[str, Any]) -> bytes:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a state is a dict, not {type(state).__name__}: give what `state_dict()` gave")
+    try:
+        return json.dumps(state, separators=(",", ":")).encode()
+    except TypeError:
+        raise StateError("this dict is no state, which has numbers and strings: give what `state_dict()` gave") from None
+
+
+def state_at(state: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    """The state after `samples` more samples were trained, of all ranks together: for a trainer behind a loader that reads ahead.
+
+    `state` is that in which the count begins. The count goes on in later epochs. Rows that fill up a batch, skipped batches and
+    samples that `last_batch="drop"` leaves out do not count. Within a batch the rest of it comes first, and the batches behind it
+    begin earlier. With `lengths` or `buckets` count batches, by `state_trained`.
+    """
+    return json.loads(_native.state_at(_state(state), _settings.whole("samples", samples)))
+
+
+def state_trained(state: Mapping[str, Any], epoch: int, batch: int) -> dict[str, Any]:
+    """The state after one more batch was trained, in any order; `loader.received` has its numbers.
+
+        frontier = loader.state_dict()                             # before the loop
+        queue.put((batch, loader.received))                        # where batches are received
+        frontier = feedline.state_trained(frontier, *received)     # when all ranks have trained it
+
+    The frontier stands at the first batch that is not trained, and skips those behind it that are. A batch that was trained
+    before is an error, and so are more ranges of early batches than 1 KiB holds.
+    """
+    return json.loads(_native.state_trained(_state(state), _settings.epoch(epoch), _settings.whole("batch", batch)))
+
+
 def ramp(start: int, end: int, before: Sequence[float], after: Sequence[float]) -> list[tuple[int, list[float]]]:
     """Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`."""
     positions = _settings.whole("start", start), _settings.whole("end", end)
@@ -545,6 +578,7 @@ class Loader(_Native, Generic[Out]):
     _loaded = False
     # The epoch whose last batch was handed out while its loop has not come to its end, now or in the loaded state.
     _behind: int | None = None
+    _received: tuple[int, int] | None = None
     # The epoch that `Samples` reads, and the number of its next batch.
     _read: tuple[Epoch[Out], int] | None = None
     _opening: threading.Lock
@@ -807,8 +841,17 @@ class Loader(_Native, Generic[Out]):
 
     # State
 
+    @property
+    def received(self) -> tuple[int, int] | None:
+        """Epoch and index of the batch that was handed out last, which `feedline.state_trained` takes."""
+        self._check_fork()
+        return self._received
+
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands after the last batch received: numbers and strings, under 1 KiB; the same on every rank.
+
+        A loop that trains later than it receives keeps it with each batch, and saves that of the last trained one. Counts of what was
+        trained: `feedline.state_at`, `feedline.state_trained`.
 
         Behind the last batch of an epoch, as long as its loop has not ended, it is the end of that epoch: a loop over the epoch
         with this state is empty.
@@ -822,12 +865,7 @@ class Loader(_Native, Generic[Out]):
 
         With `rebatched` the global batch and `last_batch` may differ: the samples stay in order, in other batches.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"a state is a dict, not {type(state).__name__}: give what `state_dict()` gave")
-        try:
-            data = json.dumps(state, separators=(",", ":")).encode()
-        except TypeError:
-            raise StateError("this dict is no state, which has numbers and strings: give what `state_dict()` gave") from None
+        data = _state(state)
         try:
             self.resume(data, rebatched)
         except EpochLiveError:

@@ -5,7 +5,8 @@ from typing_extensions import Self, disjoint_base
 
 from ._tensors import Batch
 
-__all__ = ["Epoch", "Loader", "Tensor", "_bound", "_cores", "_enter", "_leave", "_used_on", "_xla_handler", "_xla_stream", "__version__", "ramp"]
+__all__ = ["Epoch", "Loader", "Tensor", "_bound", "_cores", "_enter", "_leave", "_used_on", "_xla_handler", "_xla_stream", "__version__", "ramp", "state_at",
+           "state_trained"]
 
 __version__: str
 
@@ -18,6 +19,12 @@ def _xla_handler() -> Any: ...
 def _xla_stream(device: int) -> int | None: ...
 def ramp(start: int, end: int, before: Sequence[float], after: Sequence[float]) -> list[tuple[int, list[float]]]:
     """Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`."""
+
+def state_at(state: bytes, samples: int) -> bytes:
+    """`state` after `samples` more samples were trained."""
+
+def state_trained(state: bytes, epoch: int, batch: int) -> bytes:
+    """`state` after one more batch was trained."""
 
 
 @disjoint_base
@@ -123,6 +130,8 @@ class Epoch:
     def __iter__(self) -> Epoch: ...
     def __next__(self) -> Batch: ...
     def __len__(self) -> int: ...
+    @property
+    def _received(self) -> tuple[int, int] | None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Epoch: ...
     def __exit__(self, *_error: object) -> None: ...

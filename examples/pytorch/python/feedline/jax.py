@@ -287,6 +287,10 @@ class _Joined:
     def __len__(self) -> int:
         return len(self._epochs[-1])
 
+    @property
+    def _received(self) -> tuple[int, int] | None:
+        return self._epochs[-1]._received
+
     def close(self) -> None:
         for epoch in self._epochs:
             epoch.close()
