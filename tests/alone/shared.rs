@@ -151,7 +151,7 @@ fn one_rank(dir: &Path) {
         rows.extend_from_slice(
             batch
                 .unwrap()
-                .field("bytes")
+                .field("record")
                 .unwrap()
                 .as_slice::<u8>()
                 .unwrap(),
