@@ -177,7 +177,8 @@ impl Limits {
         let ranks = self.ranks();
         let all = self.bytes.saturating_mul(ranks);
         let files = format!(
-            "the files have {}, and the {ranks} ranks here need {} for a copy each ({why})",
+            "the files have {}, and the {ranks} ranks here need {} for a copy each, because \
+             they cannot share one ({why})",
             shown(self.bytes),
             shown(all)
         );
@@ -425,5 +426,21 @@ mod tests {
             (kind(within, room(100)), kind(unknown, None)),
             (ErrorKind::NotFound, ErrorKind::NotFound)
         );
+    }
+
+    #[test]
+    fn shared_bytes_count_once_and_in_parts() {
+        let mut own = Sources::new();
+        let id = own.memory([7; 100].into());
+        let addresses = own.resident()[0].range.clone();
+        let counted = |table: &Sources| table.resident().iter().map(|data| data.counted).sum();
+        let shared = own.clone().sharing(addresses, 3);
+        // The same bytes in two parts of a concatenation.
+        let mut twice = shared.clone();
+        twice.append(&shared).unwrap();
+        assert_eq!(own.len_of(id), 100);
+        assert_eq!([&own, &shared, &twice].map(counted), [100_usize, 34, 34]);
+        twice.memory([8; 9].into());
+        assert_eq!(counted(&twice), 43);
     }
 }
