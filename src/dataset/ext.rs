@@ -5,7 +5,6 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, field_bytes, frames, no_field, sample};
 use feedline_core::memory::available;
-use feedline_core::memory::plan::PROCESS;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -115,8 +114,12 @@ pub trait DatasetExt: Dataset + Sized {
     /// small samples: a sample then costs no system call. The dataset owns the bytes; the plan and
     /// the budget of each of its loaders count them.
     ///
+    /// The ranks of a machine share one copy: the first one reads the files, the others wait and map
+    /// its memory, and each plan counts bytes / local ranks. The guide [ranks](crate::guide::ranks)
+    /// tells when they can.
+    ///
     /// Errors: file system errors; [`ErrorKind::Budget`], before the first read, if the files have
-    /// more bytes than the process can allocate. The container's limit applies; memory that the
+    /// more bytes than the process can allocate; with a copy in each rank, more than its part. The container's limit applies; memory that the
     /// kernel can reclaim counts as free.
     fn in_memory(self) -> Result<InMemory<Self>> {
         self.in_memory_within(usize::MAX)
@@ -126,11 +129,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// [`memory_budget`](crate::LoaderBuilder::memory_budget): larger files are refused before the
     /// first read.
     fn in_memory_within(self, budget: usize) -> Result<InMemory<Self>> {
-        InMemory::open(
-            self,
-            budget,
-            available::for_rank().map(|free| free.saturating_sub(PROCESS as u64)),
-        )
+        InMemory::open(self, budget, available::room())
     }
 
     /// Returns the length of a field for every sample, from the index alone: the first dimension of

@@ -7,7 +7,7 @@
 use super::device_stage::{DeviceStage, Layouts, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
-use super::terms::{EncodedTerm, STACK, scratch, slots, spare_room};
+use super::terms::{EncodedTerm, STACK, resident, scratch, slots, spare_room};
 use super::{BatchPlace, Deadlines, JobMaker, Life, Loader, LoaderFacts, LoaderState};
 use crate::batch::{BatchInfo, Contents};
 use crate::order::{Batches, Counts, LastBatch, Locality, Order};
@@ -122,17 +122,11 @@ impl LoaderBuilder {
             opened,
             reserved,
         };
-        let mut facts = assembly.facts(
+        let facts = assembly.facts(
             placing.line(self.machine.numa, assembly.reserved.workers),
             before,
             &first,
         );
-        facts.cores = self
-            .memory
-            .workers
-            .is_none()
-            .then(|| Cores::here().shared())
-            .flatten();
         let (pinning, pinned) = bounded(0);
         let threads = (pool, handles);
         let Started {
@@ -520,7 +514,7 @@ impl LoaderBuilder {
         // Bytes that a budget leaves above the minimum go to chunks, then to slots (they hide
         // latency), to the ring (depth), and last to large pictures. The `turn` of each term
         // follows this order.
-        let mut terms = vec![MemoryTerm::DATA.of(1, data.iter().map(ExactSizeIterator::len).sum())];
+        let mut terms = vec![resident(&data)];
         terms.push(slots(
             self.memory.slots,
             Region::size_for(fields.slot.bytes()),
@@ -736,7 +730,7 @@ impl Assembly {
         };
         let planned_amplification = first.order.amplification(&first.batches);
         let remote = self.opened.remote.clone();
-        let cores = None;
+        let cores = Cores::here().shared();
         LoaderFacts {
             choice,
             remote,

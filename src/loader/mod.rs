@@ -201,7 +201,7 @@ struct LoaderFacts {
     remote: Option<feedline_store::RemoteCounts>,
     /// Placement of threads and memory.
     numa: Option<String>,
-    /// Cores shared by the ranks of this machine.
+    /// Cores of the ranks of this machine, if there are several.
     cores: Option<Cores>,
     plan: MemoryPlan,
     /// Routes of the fields to the device.
@@ -804,7 +804,10 @@ impl LoaderState {
             dataset: core.samples.dataset.describe(),
             device: self.info.device.to_string(),
             numa: self.facts.numa.clone(),
-            cores: self.facts.cores.map(|cores| cores.to_string()),
+            cores: self
+                .facts
+                .cores
+                .map(|cores| cores.in_words(self.facts.settings.workers as usize)),
             threads: thread::fewer_in_words(),
             rank: (rank.world() > 1).then(|| rank.to_string()),
             choice: self.facts.choice.clone().and(core.unregistered.get()),

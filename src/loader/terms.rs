@@ -6,8 +6,8 @@ use crate::pipeline::recipe::Recipe;
 use crate::pipeline::substitute::SpareRoom;
 use feedline_base::PAGE;
 use feedline_core::dataset::Dataset;
-use feedline_core::memory::MemoryTerm;
 use feedline_core::memory::plan::ShownBytes;
+use feedline_core::memory::{MemoryTerm, Resident};
 
 /// Heap bytes that every decoder gets on each worker, even under a small budget: enough for a
 /// picture of two megapixels.
@@ -30,6 +30,16 @@ pub(super) fn slots(set: Option<usize>, bytes: usize) -> MemoryTerm {
     MemoryTerm::SLOTS
         .of(set.unwrap_or(by_size), bytes)
         .or_least(set.unwrap_or(2), bytes, 1)
+}
+
+/// Data in memory; of what the ranks of this machine share, this rank's part.
+pub(super) fn resident(data: &[Resident]) -> MemoryTerm {
+    let bytes = data.iter().map(|data| data.counted).sum();
+    if data.iter().all(|data| data.counted == data.range.len()) {
+        return MemoryTerm::DATA.of(1, bytes);
+    }
+    let why = "this rank's part: the ranks of this machine share one copy";
+    MemoryTerm::new(MemoryTerm::DATA.name, why).of(1, bytes)
 }
 
 pub(super) fn scratch(workers: usize, bytes: usize) -> MemoryTerm {
@@ -222,6 +232,7 @@ mod tests {
             prop_assert_eq!(text.contains("without `in_memory`"), data > 0);
             let text = MemoryPlan::fit(terms, Limits { free: Some(0), ranks: 4, ..LIMITS }).unwrap_err().to_string();
             prop_assert!(text.contains("0 B are free for one of the 4 ranks here, limits"), "{}", text);
+            prop_assert!(text.contains(" for all ranks; "), "{}", text);
         }
     }
 

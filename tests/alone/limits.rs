@@ -36,7 +36,12 @@ impl Group {
             ));
         }
         for (own, limit) in named {
-            let group = Self(own.join(format!("feedline-test-{}", std::process::id())));
+            let name = std::thread::current()
+                .name()
+                .unwrap_or("")
+                .replace(':', "-");
+            let name = format!("feedline-test-{}-{name}", std::process::id());
+            let group = Self(own.join(name));
             match std::fs::create_dir(&group.0)
                 .and_then(|()| std::fs::write(group.0.join(limit), LIMIT.to_string()))
             {
@@ -72,6 +77,58 @@ fn no_plan_or_data_over_a_containers_limit_is_killed() {
         &dir.path(""),
         &format!("echo $$ > {}/cgroup.procs", group.0.display()),
     ));
+}
+
+#[test]
+fn the_sum_over_ranks_must_fit_a_containers_limit() {
+    if let Some(dir) = in_child() {
+        return one_of_four(&dir);
+    }
+    let group = match Group::new() {
+        Ok(group) => group,
+        Err(why) => {
+            return println!("skipped: no group with a memory limit can be made here: {why}");
+        }
+    };
+    let dir = Dir::new();
+    let file = std::fs::File::create(dir.path("data.bin")).unwrap();
+    file.set_len((64 * MIB) as u64).unwrap();
+    for temporary in [dir.path("").to_str().unwrap(), "/proc/none"] {
+        let shell = format!("echo $$ > {}/cgroup.procs", group.0.display());
+        let ranks: Vec<_> = (0..4)
+            .map(|_| {
+                let mut rank = child(&here!(), &dir.path(""), &shell);
+                rank.env("LOCAL_WORLD_SIZE", "4").env("TMPDIR", temporary);
+                std::thread::spawn(move || run(rank))
+            })
+            .collect();
+        for rank in ranks {
+            rank.join().unwrap();
+        }
+    }
+}
+
+/// Of four ranks that share their data, or that each want a copy.
+fn one_of_four(dir: &Path) {
+    let memory = records(&dir.join("data.bin"), RECORD).in_memory();
+    if std::env::var("TMPDIR").unwrap() == "/proc/none" {
+        let words = [
+            "the files have 64.0 MiB, and the 4 ranks here need 256.0 MiB for a copy each",
+            "the limit of all ranks is 192.0 MiB, and ",
+        ];
+        return refused(memory, &words);
+    }
+    let builder = Loader::builder(memory.unwrap()).batch_size(1);
+    let loader = build(builder.tuning(|t| t.slots(2)).workers(1));
+    assert_eq!(loader.plan().term(MemoryTerm::DATA).bytes(), 16 * MIB);
+    assert_eq!(
+        loader
+            .epoch(0)
+            .unwrap()
+            .map(|batch| batch.unwrap().len())
+            .sum::<usize>(),
+        64
+    );
 }
 
 #[track_caller]

@@ -8,6 +8,7 @@ mod allocations;
 mod cancel;
 mod footprint;
 mod limits;
+mod shared;
 mod shutdown;
 mod soak;
 #[cfg(feature = "remote")]

@@ -23,7 +23,7 @@ pub fn stoppable<T>(stop: &Stop, open: impl FnOnce() -> T) -> T {
 }
 
 /// Errors: [`ErrorKind::Cancelled`] once the opening for which this thread works must stop.
-pub(super) fn goes_on() -> Result<()> {
+pub fn goes_on() -> Result<()> {
     match STOP.with_borrow(|stop| stop.as_ref().is_some_and(Stop::requested)) {
         true => Err(Error::new(
             ErrorKind::Cancelled,

@@ -16,21 +16,36 @@ pub(crate) fn at_most() -> Option<u64> {
     free(true, |path| std::fs::read_to_string(path).ok())
 }
 
+/// Memory for the ranks of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub ranks: u64,
+    /// Free bytes for this rank, as of [`for_rank`].
+    pub own: u64,
+    /// Free bytes for memory that all ranks share, as of [`at_most`].
+    pub all: u64,
+    /// The machine's memory, or the limit of a control group.
+    pub limit: u64,
+}
+
 /// Like [`at_most`], for one of the ranks of this machine: at most its share of all memory, so that
-/// ranks that start together do not each take all free memory.
+/// ranks that start together do not each take all free memory. Memory that ranks share is
+/// subtracted once, before the rest is divided.
 pub fn for_rank() -> Option<u64> {
-    of_rank(local_ranks() as u64, |path| {
+    room().map(|room| room.own)
+}
+
+/// Memory for the ranks of this machine, if the system tells.
+pub fn room() -> Option<Room> {
+    of_ranks(local_ranks() as u64, |path| {
         std::fs::read_to_string(path).ok()
     })
 }
 
-fn of_rank(ranks: u64, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
-    let free = free(true, &read)?;
-    if ranks <= 1 {
-        return Some(free);
-    }
+fn of_ranks(ranks: u64, read: impl Fn(&Path) -> Option<String>) -> Option<Room> {
+    let all = free(true, &read)?;
     let meminfo = read(Path::new("/proc/meminfo"))?;
-    let all = value(&meminfo, "MemTotal:").map_or(u64::MAX, |kib| kib * 1024);
+    let machine = value(&meminfo, "MemTotal:").map_or(u64::MAX, |kib| kib * 1024);
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let limits = cgroup::folders(&groups, "memory")
         .into_iter()
@@ -41,8 +56,19 @@ fn of_rank(ranks: u64, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
                 .collect::<Vec<_>>()
         });
     let status = read(Path::new("/proc/self/status")).unwrap_or_default();
-    let own = value(&status, "RssAnon:").map_or(0, |kib| kib * 1024);
-    Some(free.min((limits.fold(all, u64::min) / ranks).saturating_sub(own)))
+    let resident = |name: &str| value(&status, name).map_or(0, |kib| kib * 1024);
+    let limit = limits.fold(machine, u64::min);
+    let part = limit.saturating_sub(resident("RssShmem:")) / ranks.max(1);
+    let own = match ranks {
+        0 | 1 => all,
+        _ => all.min(part.saturating_sub(resident("RssAnon:"))),
+    };
+    Some(Room {
+        ranks,
+        own,
+        all,
+        limit,
+    })
 }
 
 /// Files with the limits of a group's memory. Above `memory.high` its processes are slowed down
@@ -250,7 +276,8 @@ mod tests {
                 ("/sys/fs/cgroup/job/memory.high", "4096000"),
                 ("/sys/fs/cgroup/job/memory.current", current),
             ]);
-            of_rank(ranks, |path| Some(files.get(path.to_str()?)?.to_string()))
+            let room = of_ranks(ranks, |path| Some(files.get(path.to_str()?)?.to_string()));
+            room.map(|room| room.own)
         };
         let all = 4_096_000;
         let own = "VmRSS:\t 900 kB\nRssAnon:\t 100 kB\n";
@@ -259,6 +286,12 @@ mod tests {
         assert_eq!(of(4, "96000", own), Some(all / 4 - 102_400));
         assert_eq!(of(4, "3996000", own), Some(100_000));
         assert_eq!(of(4, "96000", "RssAnon: 2000 kB"), Some(0));
+        // What the ranks share is there once, not in each.
+        let sharing = "RssAnon: 100 kB\nRssShmem: 2000 kB";
+        assert_eq!(
+            of(4, "96000", sharing),
+            Some((all - 2_048_000) / 4 - 102_400)
+        );
     }
 
     #[test]

@@ -47,13 +47,22 @@ struct BudgetState {
     taken: Mutex<Taken>,
 }
 
+/// Data in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// Addresses of the bytes.
+    pub range: Range<usize>,
+    /// Bytes that this process counts: its part, if the ranks of the machine share them.
+    pub counted: usize,
+}
+
 /// Sums over the live loaders.
 #[derive(Default)]
 struct Taken {
     bytes: usize,
     loaders: usize,
-    /// Address ranges of each loader's data in memory.
-    data: Vec<Range<usize>>,
+    /// Each loader's data in memory.
+    data: Vec<Resident>,
 }
 
 /// The limit for a loader that is being built, with the numbers that it follows from.
@@ -73,7 +82,7 @@ pub struct Part {
 pub struct Lease {
     shared: Arc<BudgetState>,
     bytes: usize,
-    data: Vec<Range<usize>>,
+    data: Vec<Resident>,
 }
 
 impl Budget {
@@ -111,14 +120,14 @@ impl Budget {
     #[doc(hidden)]
     pub fn take<T>(
         &self,
-        data: Vec<Range<usize>>,
+        data: Vec<Resident>,
         plan: impl FnOnce(Part) -> Result<(T, usize)>,
     ) -> Result<(T, Lease)> {
         let mut taken = self.shared.lock();
         let new = data
             .iter()
-            .filter(|range| !taken.data.contains(range))
-            .map(Range::len)
+            .filter(|data| !taken.data.contains(data))
+            .map(|data| data.counted)
             .sum();
         let part = self.shared.part(&taken, new)?;
         let (planned, bytes) = plan(part)?;
@@ -186,13 +195,13 @@ impl Drop for Lease {
         let mut taken = self.shared.lock();
         taken.bytes -= self.bytes;
         taken.loaders -= 1;
-        for range in &self.data {
-            let own = taken.data.iter().position(|other| other == range);
+        for data in &self.data {
+            let own = taken.data.iter().position(|other| other == data);
             own.map(|own| taken.data.swap_remove(own));
-            taken.bytes -= if taken.data.contains(range) {
+            taken.bytes -= if taken.data.contains(data) {
                 0
             } else {
-                range.len()
+                data.counted
             };
         }
     }

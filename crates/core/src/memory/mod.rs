@@ -21,10 +21,11 @@ pub mod plan;
 pub mod region;
 pub mod ring;
 pub mod row;
+pub mod shared;
 pub mod slot;
 pub mod times;
 
-pub use budget::{Budget, Lease, Part};
+pub use budget::{Budget, Lease, Part, Resident};
 pub use chunk::ChunkBuf;
 pub use plan::{MemoryPlan, MemoryTerm};
 pub use region::{Bytes as RegionBytes, Pinned, Region, Withheld};

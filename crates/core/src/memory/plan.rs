@@ -295,13 +295,17 @@ impl MemoryPlan {
             return Err(plan.too_small(&limits.largest, budget, "allowed", plan.total()));
         }
         if let Some(free) = lacking(&plan) {
-            let have = match limits.ranks {
-                0 | 1 => "free, limits of the container included".into(),
-                ranks => format!(
-                    "free for one of the {ranks} ranks here, limits of the container included"
-                ),
-            };
-            return Err(plan.too_small(&limits.largest, free, &have, plan.needs()));
+            let limit = "limits of the container included";
+            let need = plan.needs();
+            let ranks = limits.ranks;
+            if ranks <= 1 {
+                let have = format!("free, {limit}");
+                return Err(plan.too_small(&limits.largest, free, &have, need));
+            }
+            let have = format!("free for one of the {ranks} ranks here, {limit}");
+            let all = ShownBytes(need.saturating_mul(ranks));
+            let largest = format!("{all} for all ranks; {}", limits.largest);
+            return Err(plan.too_small(&largest, free, &have, need));
         }
         plan.free = lacking(&most);
         let limit = plan.free.map_or(budget, |free| {

@@ -5,11 +5,14 @@
 use super::available;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
-use memmap2::{Advice, MmapMut};
+use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
+use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -165,19 +168,18 @@ impl Region {
 
     fn map(len: usize, what: &str) -> Result<MmapMut> {
         let len = Self::size_for(len);
-        let refused = |source| {
-            Error::new(
-                ErrorKind::Budget,
-                Stage::Build,
-                format!("the kernel refused {len} bytes for {what}: {LESS}"),
-            )
-            .with_source(source)
-        };
-        let map = MmapMut::map_anon(len).map_err(refused)?;
+        let map = MmapMut::map_anon(len).map_err(|source| refused(len, what, source))?;
+        Self::populate(&map, what)?;
+        Ok(map)
+    }
+
+    /// Populates a new mapping as far as other processes leave memory.
+    fn populate(map: &MmapMut, what: &str) -> Result<()> {
         if cfg!(miri) {
             // Miri does not support `madvise`.
-            return Ok(map);
+            return Ok(());
         }
+        let len = map.len();
         if len >= HUGE_FROM {
             // Kernels without transparent huge pages answer EINVAL; the mapping works without them.
             let _ = map.advise(Advice::HugePage);
@@ -206,13 +208,13 @@ impl Region {
                 Err(error)
                     if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) =>
                 {
-                    return Err(refused(error));
+                    return Err(refused(len, what, error));
                 }
                 _ => {}
             }
             start += step;
         }
-        Ok(map)
+        Ok(())
     }
 
     /// Registers the region with a device for the region's whole life. A second call does nothing.
@@ -298,6 +300,12 @@ impl Region {
     }
 }
 
+/// The error for memory that the kernel refuses.
+fn refused(len: usize, what: &str, source: io::Error) -> Error {
+    let message = format!("the kernel refused {len} bytes for {what}: {LESS}");
+    Error::new(ErrorKind::Budget, Stage::Build, message).with_source(source)
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(pin) = self.pin.get() {
@@ -334,6 +342,23 @@ impl Bytes {
         Ok(Self(Region::map(len, what)?))
     }
 
+    /// Like [`new`](Self::new), in the memory file `memory`, which no other process has yet. A
+    /// forked child does not get it.
+    pub(super) fn of_file(memory: &File, len: usize, what: &str) -> Result<Self> {
+        let len = Region::size_for(len);
+        memory
+            .set_len(len as u64)
+            .map_err(|source| refused(len, what, source))?;
+        // SAFETY: the file has these bytes, and this process alone has the file, which it does not
+        // resize.
+        let map = unsafe { MmapOptions::new().len(len).map_mut(memory) }
+            .map_err(|source| refused(len, what, source))?;
+        // A child's writable mapping would prevent the seal.
+        let _ = map.advise(Advice::DontFork);
+        Region::populate(&map, what)?;
+        Ok(Self(map))
+    }
+
     pub fn as_slice(&self) -> &[u8] {
         &self.0
     }
@@ -344,6 +369,28 @@ impl Bytes {
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+/// A mapped memory file that no process can write or resize.
+pub(super) struct Sealed(Mmap);
+
+impl Sealed {
+    /// `memory` must be sealed against writes and changes of its length, and have `len` bytes.
+    pub(super) fn of_file(memory: &File, len: usize) -> io::Result<Self> {
+        let sealed = rustix::fs::fcntl_get_seals(memory)?;
+        if !sealed.contains(SealFlags::WRITE | SealFlags::SHRINK) {
+            return Err(io::Error::other("the memory file is not sealed"));
+        }
+        // SAFETY: the seals, which cannot be taken back, keep the bytes as they are.
+        let map = unsafe { MmapOptions::new().len(len).map(memory) }?;
+        // Without it, on kernels before 5.14, pages are mapped on first use.
+        let _ = map.advise(Advice::PopulateRead);
+        Ok(Self(map))
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.0
     }
 }
 

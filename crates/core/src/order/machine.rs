@@ -8,7 +8,6 @@
 use super::rank::Env;
 use feedline_base::cgroup;
 use rustix::thread::sched_getaffinity;
-use std::fmt;
 use std::path::Path;
 
 /// Variables in which launchers give the number of local ranks, innermost first.
@@ -23,6 +22,16 @@ const SIZES: [&str; 8] = [
     "PALS_LOCAL_SIZE",
 ];
 
+/// Variables that tell the jobs of a user apart.
+const JOBS: [&str; 6] = [
+    "SLURM_JOB_ID",
+    "PALS_APID",
+    "PMIX_NAMESPACE",
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+];
+
 /// A larger number cannot be a number of processes.
 const RANKS_MAX: usize = 1 << 16;
 
@@ -35,8 +44,10 @@ fn local_ranks_of(env: Env<'_>) -> usize {
     let of = |name: &str| env.get(name)?.parse::<usize>().ok();
     // Slurm counts per node: `4(x2),3` is 4, 4 and 3.
     let said = SIZES.into_iter().find_map(of).or_else(|| {
-        let tasks = env
-            .get("SLURM_STEP_TASKS_PER_NODE")
+        // Only a request of tasks per node sets the second one.
+        let tasks = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"]
+            .into_iter()
+            .find_map(|name| env.get(name))
             .filter(|_| !env.outside_of_srun())?;
         let node = of("SLURM_NODEID").unwrap_or(0);
         let mut nodes = tasks.split(',').flat_map(|part| {
@@ -54,6 +65,13 @@ fn local_ranks_of(env: Env<'_>) -> usize {
     });
     said.filter(|ranks| (1..=RANKS_MAX).contains(ranks))
         .unwrap_or(1)
+}
+
+/// The job of this process, by the launcher's variables. All of its ranks have the same.
+pub fn job() -> String {
+    let env = Env(&super::rank::environment);
+    let values = JOBS.map(|name| env.get(name).unwrap_or_default());
+    values.join("\n")
 }
 
 /// CPUs that the process may use.
@@ -106,22 +124,30 @@ impl Cores {
     }
 }
 
-impl fmt::Display for Cores {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            usable,
-            ranks,
-            bound,
-        } = self;
-        let how = if *bound {
+impl Cores {
+    /// Number of ranks that share these cores; 1 if each has its own.
+    pub fn sharing(self) -> usize {
+        if self.bound { 1 } else { self.ranks }
+    }
+
+    /// The line of a report, for a rank with so many decode workers.
+    pub fn in_words(self, workers: usize) -> String {
+        let Self { usable, ranks, .. } = self;
+        let how = if self.bound {
             "each has its own"
         } else {
             "they share them"
         };
-        write!(
-            f,
-            "{} for this process: {usable} usable, {ranks} ranks on this machine, {how}",
-            self.part()
+        let all = workers.saturating_mul(ranks);
+        let crowd = match self.bound {
+            false if all > usable => {
+                format!("; with {workers} decode workers each, they have {all} on {usable} cores")
+            }
+            _ => String::new(),
+        };
+        let part = self.part();
+        format!(
+            "{part} for this process: {usable} usable, {ranks} ranks on this machine, {how}{crowd}"
         )
     }
 }
@@ -180,6 +206,9 @@ mod tests {
                 1,
             ),
             ("SLURM_JOB_ID=1 SLURM_STEP_TASKS_PER_NODE=4", 1),
+            ("SLURM_JOB_ID=1 SLURM_NTASKS_PER_NODE=4", 1),
+            ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NTASKS_PER_NODE=4", 4),
+            ("PMI_RANK=1 PMI_SIZE=4 PMI_LOCAL_SIZE=2", 2),
         ];
         for (variables, expected) in table {
             let find = |name: &str| {
@@ -214,5 +243,31 @@ mod tests {
             [count("0-3,8\n"), count("5"), count(""), count("7-3")],
             [Some(5), Some(1), None, None]
         );
+    }
+
+    #[test]
+    fn the_report_names_more_workers_than_cores() {
+        let words = |bound, workers| {
+            let cores = Cores {
+                usable: 16,
+                ranks: 8,
+                bound,
+            };
+            cores.in_words(workers)
+        };
+        let shared = "2 for this process: 16 usable, 8 ranks on this machine, they share them";
+        let own = "16 for this process: 16 usable, 8 ranks on this machine, each has its own";
+        let table = [
+            (false, 2, String::from(shared)),
+            (
+                false,
+                4,
+                format!("{shared}; with 4 decode workers each, they have 32 on 16 cores"),
+            ),
+            (true, 16, String::from(own)),
+        ];
+        for (bound, workers, expected) in table {
+            assert_eq!(words(bound, workers), expected);
+        }
     }
 }

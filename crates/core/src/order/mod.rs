@@ -8,6 +8,6 @@ pub mod sampler;
 
 pub use groups::{GROUPS_MAX, Groups, GroupsMark};
 pub use key::{Draws, Key, Permutation};
-pub use machine::{Cores, cores_of_rank, local_ranks, usable_cores};
+pub use machine::{Cores, cores_of_rank, job, local_ranks, usable_cores};
 pub use rank::{Launcher, Rank};
 pub use sampler::{Drawn, Progress, Sampler, identity_of};

@@ -2,6 +2,7 @@
 //! of the process. The table holds no open descriptors.
 
 use super::resolve_beneath;
+use crate::memory::Resident;
 use crate::storage::remote;
 use bytes::Bytes;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -72,6 +73,8 @@ pub struct Sources {
     memory: Vec<Bytes>,
     /// The bytes of each source, in a table whose files were read into memory.
     resident: Vec<Option<Bytes>>,
+    /// Addresses that other ranks of the machine have mapped too, with the number of ranks.
+    shared: Vec<(Range<usize>, usize)>,
     bytes: u64,
     /// The folders on network mounts whose files a cache stages, ascending.
     mounts: Vec<u32>,
@@ -308,6 +311,12 @@ impl Sources {
         );
         self.names.extend_from_slice(&other.names);
         self.memory.extend_from_slice(&other.memory);
+        for shared in &other.shared {
+            // Two parts may have the same bytes.
+            if !self.shared.contains(shared) {
+                self.shared.push(shared.clone());
+            }
+        }
         if !(self.resident.is_empty() && other.resident.is_empty()) {
             self.resident.resize(base, None);
             self.resident.extend_from_slice(&other.resident);
@@ -367,10 +376,29 @@ impl Sources {
         self.owned(id).map(|bytes| &bytes[..])
     }
 
-    /// The address ranges of all bytes in memory, ascending. Bytes that several sources share
-    /// appear once.
+    /// All bytes in memory, by ascending address. Bytes that several sources share appear once.
     #[doc(hidden)]
-    pub fn resident(&self) -> Vec<Range<usize>> {
+    pub fn resident(&self) -> Vec<Resident> {
+        let ranges = self.resident_ranges().into_iter();
+        ranges
+            .map(|range| Resident {
+                counted: self.counted(&range),
+                range,
+            })
+            .collect()
+    }
+
+    /// The bytes of a range, with only this rank's part of those that ranks share.
+    fn counted(&self, range: &Range<usize>) -> usize {
+        let others = self.shared.iter().map(|(shared, ranks)| {
+            let start = shared.start.max(range.start);
+            let both = shared.end.min(range.end).saturating_sub(start);
+            both - both.div_ceil(*ranks)
+        });
+        range.len() - others.sum::<usize>()
+    }
+
+    fn resident_ranges(&self) -> Vec<Range<usize>> {
         let mut all: Vec<Range<usize>> = Vec::new();
         for bytes in self
             .ids()
@@ -462,7 +490,8 @@ impl Sources {
 
     /// The stamp of a source's file when it was indexed; `None` if the dataset gave only its
     /// length.
-    pub(crate) fn indexed(&self, id: SourceId) -> Option<Stamp> {
+    #[doc(hidden)]
+    pub fn indexed(&self, id: SourceId) -> Option<Stamp> {
         Some(self.entries[id.index()].stamp()).filter(|stamp| *stamp != UNSEEN)
     }
 
@@ -543,6 +572,13 @@ impl Sources {
             bytes: 0,
             ..self.clone()
         }
+    }
+
+    /// The same table, whose bytes at these addresses are shared by so many ranks of the machine.
+    #[doc(hidden)]
+    pub fn sharing(mut self, addresses: Range<usize>, ranks: usize) -> Self {
+        self.shared.push((addresses, ranks.max(1)));
+        self
     }
 
     /// The same table for the reader of files. For a source in the cache, it has the path of the

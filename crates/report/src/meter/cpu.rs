@@ -9,6 +9,7 @@ use super::snapshot::Cpu;
 use crate::meter::PipelineStage;
 use feedline_base::cgroup;
 use feedline_base::sync::Hold;
+use feedline_core::order::{Cores, local_ranks};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -81,17 +82,14 @@ impl Cpu {
         let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-        let local_ranks = std::env::var("LOCAL_WORLD_SIZE")
-            .ok()
-            .and_then(|ranks| ranks.parse().ok())
-            .unwrap_or(0);
         let others_ns = cores_ns().map(|all| all.saturating_sub(process_ns));
         let loaders_ns = loaders_ns().unwrap_or(0);
         Self {
             process_ns,
             loaders_ns,
             others_ns,
-            local_ranks,
+            local_ranks: local_ranks() as u32,
+            sharing_ranks: Cores::here().sharing() as u32,
             ..Self::of_groups(&groups, cores_at_once(), read)
         }
     }

@@ -1,5 +1,6 @@
 //! The meters of all stages. They only count and do not interpret, and they take no lock per
-//! sample. Stages are only labels here; the module imports only `cgroup`, `error` and `sync`.
+//! sample. Stages are only labels here; the module imports only `cgroup`, `error`,
+//! `order` and `sync`.
 //!
 //! ```text
 //! stages ──► Meters ──┬─► Snapshot   sums until a moment, for the verdict of `report`

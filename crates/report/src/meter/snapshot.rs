@@ -85,9 +85,13 @@ pub struct Cpu {
     /// of the same host. `None` where the kernel does not report it.
     #[serde(default)]
     pub others_ns: Option<u64>,
-    /// Ranks of the job on this machine, by `LOCAL_WORLD_SIZE`; 0 where it is not known.
+    /// Ranks of the job on this machine, by the launcher's variables; 1 where they do not tell.
     #[serde(default)]
     pub local_ranks: u32,
+    /// The ranks that share the cores of this process: 1 where the launcher gave each its own; 0 in
+    /// snapshots of earlier versions.
+    #[serde(default)]
+    pub sharing_ranks: u32,
     /// The tightest quota, in cores.
     pub quota: Option<f64>,
     /// Periods of the quota.

@@ -142,14 +142,19 @@ impl Case<'_> {
                         .predicting(then),
                 );
             }
-            _ if f64::from(decode.workers) > self.loads.cores.ceil() && !self.blocked() => {
+            _ if decode.workers > self.own_cores() && !self.blocked() => {
                 let workers = decode.workers;
                 let cores = self.loads.cores.ceil() as u32;
+                let who = match self.sharing_ranks() {
+                    0 | 1 => String::new(),
+                    ranks => format!(" of each of the {ranks} ranks here"),
+                };
                 let why = format!(
-                    ": {workers} workers share {cores} cores; more workers than cores do not \
+                    ": {workers} workers{who} share {cores} cores; more workers than cores do not \
                      decode faster."
                 );
-                all.extend(Advice::set(Remedy::Workers, Setting::Workers, cores, why));
+                let own = self.own_cores();
+                all.extend(Advice::set(Remedy::Workers, Setting::Workers, own, why));
             }
             // If the kernel counts the process's CPU time, whatever takes the cores is a cause of
             // its own.
@@ -276,6 +281,12 @@ impl Case<'_> {
         self.loads.working * self.loads.cpu_share * times
     }
 
+    /// The cores of this process, or its part if ranks share them.
+    fn own_cores(&self) -> u32 {
+        let ranks = f64::from(self.sharing_ranks().max(1));
+        (self.loads.cores / ranks).ceil() as u32
+    }
+
     /// The fewest workers with nearly the best rate, if that is 5 % more than now.
     fn better_workers(&self) -> Option<(u32, Prediction)> {
         let decode = &self.snapshot.decode;
@@ -285,7 +296,7 @@ impl Case<'_> {
             // far this scales was not measured.
             cores if self.blocked() => ((f64::from(cores) / self.loads.on_cpu) as u32)
                 .min(decode.workers.saturating_mul(8)),
-            _ => self.loads.cores.ceil() as u32,
+            _ => self.own_cores(),
         };
         let most = most.min(1024);
         let with = |workers| {

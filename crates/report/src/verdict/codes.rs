@@ -129,6 +129,8 @@ pub enum Measure {
     MapBatch,
     /// Scheduler periods in which the process used up its CPU quota.
     QuotaUsedUp,
+    /// Decode workers of the ranks of this machine, if they are more than its cores.
+    LocalWorkers,
     /// Time in which the loader's threads were ready but had no core.
     WithoutCore,
     /// Workers on a core, of those that could run.

@@ -15,6 +15,7 @@ impl Case<'_> {
         all.extend(self.first_batches());
         all.extend(self.snapshot.copy.is_some().then(|| self.copies()));
         all.push(self.workers());
+        all.extend(self.local_workers());
         all.extend(self.map_batch());
         all.extend(self.kernel());
         all.extend(self.cores());
@@ -124,6 +125,21 @@ impl Case<'_> {
             percent(decode.ahead_ns)
         );
         Evidence::share(Measure::WorkersBusy, percent(decode.busy_ns) / 100.0, text)
+    }
+
+    /// More decode workers of all ranks than cores, if each rank has as many as this one.
+    fn local_workers(&self) -> Option<Evidence> {
+        let ranks = self.sharing_ranks();
+        let workers = self.snapshot.decode.workers;
+        let all = u64::from(workers) * u64::from(ranks);
+        let cores = self.loads.cores;
+        (ranks > 1 && all as f64 > cores).then(|| {
+            let text = format!(
+                "The {ranks} ranks of this machine share {cores} cores: with {workers} decode \
+                 workers each, they have {all}."
+            );
+            Evidence::new(Measure::LocalWorkers, all as f64, Unit::Count, text)
+        })
     }
 
     fn map_batch(&self) -> Option<Evidence> {

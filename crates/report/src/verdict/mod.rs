@@ -357,6 +357,12 @@ struct Case<'s> {
 }
 
 impl Case<'_> {
+    /// Number of ranks that share the cores of this process; 0 or 1 if it has its own.
+    fn sharing_ranks(&self) -> u32 {
+        let cpu = self.snapshot.cpu.as_ref();
+        cpu.map_or(0, |cpu| cpu.sharing_ranks)
+    }
+
     fn strength(&self) -> Strength {
         let loads = self.loads;
         let gpu = &self.snapshot.consumer.gpu;

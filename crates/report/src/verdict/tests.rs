@@ -205,6 +205,31 @@ fn workers_that_lack_cores_are_not_told_to_be_more() {
         s.decode.cores = 4;
         s.decode.busy_ns *= 4;
     });
+    // Eight ranks share 16 cores, so that each has two.
+    for (workers, line) in [
+        (
+            4,
+            "`workers(2)`: 4 workers of each of the 8 ranks here share 16 cores",
+        ),
+        (
+            4,
+            "The 8 ranks of this machine share 16 cores: with 4 decode workers each, they have 32.",
+        ),
+        (2, "more workers would not help"),
+    ] {
+        assert_said(Cause::Decode, line, |s| {
+            s.decode.workers = workers;
+            s.decode.busy_ns = u64::from(workers) * 9_900_000_000;
+            s.decode.cpu_ns = Some(u64::from(workers) * 9_800_000_000);
+            s.cpu = Some(Cpu {
+                process_ns: 39_000_000_000,
+                loaders_ns: 39_000_000_000,
+                local_ranks: 8,
+                sharing_ranks: 8,
+                ..Cpu::default()
+            });
+        });
+    }
     let line = "Of 4.0 workers that could have run, 2.0 were on a core";
     let competing = assert_said(Cause::Decode, line, |s| {
         s.decode.cpu_ns = Some(20_000_000_000);
