@@ -76,6 +76,7 @@ settings! {
     MaxPixels: "limits";
     Measured: "facts(file).lengths()";
     MemoryBudget: "memory_budget";
+    Missing: "missing(Missing::Skip)";
     MissingZero: "missing_zero(true)";
     MultipleOf: "Groups::multiple_of({})";
     NextEpoch: "loader.next_epoch()";

@@ -40,6 +40,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::MaxPixels => "max_pixels",
         Setting::Measured => "lengths_file",
         Setting::MemoryBudget => "memory_budget",
+        Setting::Missing => "missing=\"skip\"",
         Setting::MissingZero => "missing_zero=True",
         Setting::MultipleOf => "multiple_of={}",
         Setting::NextEpoch => "loader.next_epoch",
