@@ -244,7 +244,7 @@ impl TableBuilder {
         let mut reader = csv::ReaderBuilder::new()
             .delimiter(separator)
             .from_reader(bytes);
-        let header = reader.byte_headers().map_err(|error| cut(&error))?;
+        let header = reader.byte_headers().map_err(|error| cut(&error, bytes))?;
         let header: Vec<String> = header
             .iter()
             .map(|name| String::from_utf8_lossy(name).into_owned())
@@ -254,10 +254,9 @@ impl TableBuilder {
         let mut record = csv::ByteRecord::new();
         while reader
             .read_byte_record(&mut record)
-            .map_err(|error| cut(&error))?
+            .map_err(|error| cut(&error, bytes))?
         {
-            let line = record.position().map_or(0, csv::Position::line);
-            cells.take(&record, line)?;
+            cells.take(&record, line_of(record.position(), bytes))?;
         }
         Ok(())
     }
@@ -572,8 +571,19 @@ fn damaged(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Decode, Stage::Index, message)
 }
 
+/// Line of a record, whose position is that of the empty lines before it.
+fn line_of(position: Option<&csv::Position>, bytes: &[u8]) -> u64 {
+    let Some(position) = position else {
+        return 0;
+    };
+    let start = usize::try_from(position.byte()).unwrap_or(usize::MAX);
+    let before = bytes.get(start..).unwrap_or_default().iter();
+    let empty = before.take_while(|byte| matches!(byte, b'\n' | b'\r'));
+    position.line() + empty.filter(|byte| **byte == b'\n').count() as u64
+}
+
 /// The error for a row with other cells than the header.
-fn cut(error: &csv::Error) -> Error {
+fn cut(error: &csv::Error, bytes: &[u8]) -> Error {
     match error.kind() {
         csv::ErrorKind::UnequalLengths {
             pos,
@@ -582,7 +592,7 @@ fn cut(error: &csv::Error) -> Error {
         } => damaged(format!(
             "line {}: {len} cells, the header has {expected_len}: cells that hold the separator \
              or a line end need quotes",
-            pos.as_ref().map_or(0, csv::Position::line)
+            line_of(pos.as_ref(), bytes)
         )),
         _ => damaged(error.to_string()),
     }

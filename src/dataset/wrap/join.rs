@@ -337,13 +337,10 @@ impl Matching<'_> {
 
     /// A row, for people.
     fn row(&self, row: u32) -> String {
-        let place = member(self.right, row.into(), None);
         let key = shown(self.rows.get(row as usize));
-        match place.unwrap_or_else(|| format!("row {row}")) {
-            // A member's name has the key.
-            place if place.contains(key.trim_matches('"')) => place,
-            place => format!("{key} in {place}"),
-        }
+        let place = member(self.right, row.into(), None);
+        let place = place.unwrap_or_else(|| format!("row {row}"));
+        format!("{key} ({place})")
     }
 
     /// A sample, for people.
