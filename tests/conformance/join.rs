@@ -2,7 +2,7 @@
 //! join.
 
 use crate::common::formats::tar_member;
-use crate::common::numeric::{Row, check};
+use crate::common::numeric::{Row, check, one};
 use crate::common::{Dir, assert_says, must_fail, must_say, noise_records};
 use feedline::dataset::{
     Dataset, DatasetExt, Images, Joined, Missing, Mix, Parts, Sizes, Strings, Table, Tar,
@@ -74,9 +74,10 @@ const CSV: &[CsvCase] = &[
     ),
     ("k,v\na,1\nb\n", Err("line 3: 1 cells, the header has 2")),
     ("k,v\na,\"x\nb,2\n", Err("an odd number of quotes")),
+    ("k;v\r\na;\"1;5\"\r\nb;2,5\r\n", Ok(&[&["1;5"], &["2,5"]])),
     (
-        "k;v\na;1\n",
-        Err("no column \"k\"; the header has [\"k;v\"]; is the separator a comma?"),
+        "k|v\na|1\n",
+        Err("no column \"k\"; the header has [\"k|v\"]; name the column of keys"),
     ),
     (
         "K,v\na,1\n",
@@ -116,10 +117,8 @@ fn columns_separators_and_files_are_chosen() {
         member.starts_with("line 2 of ") && member.ends_with("1.csv"),
         "{member}"
     );
-    let semicolons = Table::builder("k")
-        .separator(b';')
-        .read_bytes("k;v\na;1,5\n");
-    assert_eq!(texts(&semicolons.unwrap()), [["1,5"]]);
+    let bars = Table::builder("k").separator(b'|');
+    assert_eq!(texts(&bars.read_bytes("k|v\na|1,5\n").unwrap()), [["1,5"]]);
     dir.write("a/2.csv", b"k,w,v\nb,2.5,z\n");
     must_say(
         Table::read(dir.path("a"), "k"),
@@ -129,6 +128,12 @@ fn columns_separators_and_files_are_chosen() {
         Table::builder("k").columns(["x"]).read_bytes("k,v\na,1\n"),
         "no column \"x\"",
     );
+}
+
+#[test]
+fn a_table_alone_is_a_dataset() {
+    let rows = [7_i64, -1].map(|value| one("v", &value.to_ne_bytes()));
+    check(|| Ok(table("k,v\na,7\nb,-1\n")), &rows);
 }
 
 /// A folder with these files.

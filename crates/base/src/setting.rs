@@ -68,6 +68,8 @@ settings! {
     IndexFile: "index_file";
     InMemory: "in_memory";
     IntsFeature: "TfRecordBuilder::ints";
+    JoinColumns: "TableBuilder::columns";
+    JoinKey: "Table::builder";
     Keep: "keep";
     LastBatch: "last_batch(LastBatch::{})";
     LastBatchShare: "last_batch_share({})";

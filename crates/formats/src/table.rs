@@ -22,6 +22,7 @@
 
 use crate::{foreign, twice};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
 use feedline_core::dataset::forward::own;
 use feedline_core::dataset::sample::Plain;
 use feedline_core::dataset::starts::Starts;
@@ -190,7 +191,8 @@ impl TableBuilder {
         self
     }
 
-    /// Sets the byte between cells. Default: a tab in files whose names end in `.tsv`, else a comma.
+    /// Sets the byte between cells. Default: a tab in files whose names end in `.tsv`; else a comma,
+    /// or a semicolon if the first line has semicolons and no comma.
     pub fn separator(mut self, byte: u8) -> Self {
         self.separator = Some(byte);
         self
@@ -210,11 +212,9 @@ impl TableBuilder {
             let blob = Blob::open(file)?;
             fits(blob.len())?;
             let bytes = blob.read(0, blob.len(), "the table")?;
-            let separator = match file.extension() {
-                Some(ending) if ending.eq_ignore_ascii_case("tsv") => b'\t',
-                _ => b',',
-            };
-            self.parse(&bytes, separator, &mut cells)
+            let ending = file.extension();
+            let is_tsv = ending.is_some_and(|ending| ending.eq_ignore_ascii_case("tsv"));
+            self.parse(&bytes, is_tsv, &mut cells)
                 .map_err(|error| error.with_path(file))?;
         }
         cells.finish(files, name)
@@ -223,13 +223,19 @@ impl TableBuilder {
     /// Like [`read`](Self::read), from bytes in memory.
     pub fn read_bytes(self, bytes: impl AsRef<[u8]>) -> Result<Table> {
         let mut cells = Cells::default();
-        self.parse(bytes.as_ref(), b',', &mut cells)?;
+        self.parse(bytes.as_ref(), false, &mut cells)?;
         cells.finish(vec!["<memory>".into()], "<memory>".into())
     }
 
     /// Adds the rows of one file to `cells`.
-    fn parse(&self, bytes: &[u8], separator: u8, cells: &mut Cells) -> Result<()> {
-        let separator = self.separator.unwrap_or(separator);
+    fn parse(&self, bytes: &[u8], is_tsv: bool, cells: &mut Cells) -> Result<()> {
+        let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or(bytes);
+        let separator = match self.separator {
+            Some(separator) => separator,
+            None if is_tsv => b'\t',
+            None if first.contains(&b';') && !first.contains(&b',') => b';',
+            None => b',',
+        };
         if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
             return Err(damaged("a table in UTF-16: save it as UTF-8"));
         }
@@ -297,7 +303,10 @@ impl Cells {
         if let Some(name) = twice(header.iter().map(String::as_str)) {
             return Err(refused(format!("the header names column {name:?} twice")));
         }
-        self.key = place_of(&builder.key, &header)?;
+        self.key = place_of(&builder.key, &header).map_err(|error| {
+            let way = Setting::JoinKey.hint(|key| format!("; name the column of keys by {key}"));
+            refused(format!("{}{way}", error.message()))
+        })?;
         self.chosen = match &builder.columns {
             None => (0..header.len()).filter(|at| *at != self.key).collect(),
             Some(names) => names
@@ -600,15 +609,8 @@ fn cut(error: &csv::Error, bytes: &[u8]) -> Error {
 
 /// Index of a column in a header.
 fn place_of(name: &str, header: &[String]) -> Result<usize> {
-    header.iter().position(|own| own == name).ok_or_else(|| {
-        let separator = match header {
-            [_] => "; is the separator a comma?",
-            _ => "",
-        };
-        refused(format!(
-            "no column {name:?}; the header has {header:?}{separator}"
-        ))
-    })
+    let place = header.iter().position(|own| own == name);
+    place.ok_or_else(|| refused(format!("no column {name:?}; the header has {header:?}")))
 }
 
 /// Refuses a table larger than the free memory.

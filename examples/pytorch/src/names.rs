@@ -32,6 +32,8 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::IndexFile => "index_file",
         Setting::InMemory => "in_memory",
         Setting::IntsFeature => "NAME:i64",
+        Setting::JoinColumns => "join_columns",
+        Setting::JoinKey => "key",
         Setting::Keep => "keep",
         Setting::LastBatch => "last_batch=\"{}\"",
         Setting::LastBatchShare => "last_batch_share={}",

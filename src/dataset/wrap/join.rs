@@ -168,8 +168,9 @@ impl JoinBuilder {
         let mut schema = self.left.schema().to_vec();
         for field in self.right.schema() {
             if schema.iter().any(|own| own.name == field.name) {
+                let way = Setting::JoinColumns.hint(|columns| format!(" by {columns}"));
                 let message = format!(
-                    "both sides of the join have a field `{}`: choose other columns of one of them",
+                    "both sides of the join have a field `{}`: choose other columns{way}",
                     field.name
                 );
                 return Err(refused(message));
