@@ -22,7 +22,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::forward::own;
 use feedline_core::dataset::{
-    Chunked, Dataset, Digest, Framed, Parts, Sizes, Strings, frames, member, unordered,
+    Chunked, Dataset, Digest, Framed, Parts, Sizes, Strings, frames, lie, member, unordered,
 };
 use feedline_core::storage::Sources;
 use feedline_core::tensor::EncodedField;
@@ -154,29 +154,7 @@ impl JoinBuilder {
     /// - a side without keys, with chunks, or with an order of its own;
     /// - a field that both sides have.
     pub fn open(self) -> Result<Joined> {
-        for side in [&self.left, &self.right] {
-            unordered(side, "join its sources, then mix them")?;
-            if side.chunked().is_some() {
-                let message = format!(
-                    "{}: rows in chunks have no random access, which a join needs: read them whole \
-                     as a table on its other side",
-                    side.describe()
-                );
-                return Err(refused(message));
-            }
-        }
-        let mut schema = self.left.schema().to_vec();
-        for field in self.right.schema() {
-            if schema.iter().any(|own| own.name == field.name) {
-                let way = Setting::JoinColumns.hint(|columns| format!(" by {columns}"));
-                let message = format!(
-                    "both sides of the join have a field `{}`: choose other columns{way}",
-                    field.name
-                );
-                return Err(refused(message));
-            }
-            schema.push(field.clone());
-        }
+        let schema = self.schema()?;
         let matching = Matching {
             left: &*self.left,
             right: &*self.right,
@@ -216,6 +194,34 @@ impl JoinBuilder {
             told,
         })
     }
+
+    /// The fields of both sides, which must be fit to be joined.
+    fn schema(&self) -> Result<Vec<EncodedField>> {
+        for side in [&self.left, &self.right] {
+            unordered(side, "join its sources, then mix them")?;
+            if side.chunked().is_some() {
+                let message = format!(
+                    "{}: rows in chunks have no random access, which a join needs: read them whole \
+                     as a table on its other side",
+                    side.describe()
+                );
+                return Err(refused(message));
+            }
+        }
+        let mut schema = self.left.schema().to_vec();
+        for field in self.right.schema() {
+            if schema.iter().any(|own| own.name == field.name) {
+                let way = Setting::JoinColumns.hint(|columns| format!(" by {columns}"));
+                let message = format!(
+                    "both sides of the join have a field `{}`: choose other columns{way}",
+                    field.name
+                );
+                return Err(refused(message));
+            }
+            schema.push(field.clone());
+        }
+        Ok(schema)
+    }
 }
 
 fn refused(message: impl Into<String>) -> Error {
@@ -230,6 +236,13 @@ fn keys_of(side: &dyn Dataset) -> Result<Strings> {
             side.describe()
         ))
     })?;
+    if keys.len() as u64 != side.len() {
+        return lie(format!(
+            "the dataset gave {} keys for {} samples",
+            keys.len(),
+            side.len()
+        ));
+    }
     let most = (NONE - 1) as usize;
     if keys.len() > most {
         let message = format!("{} samples; a join takes at most {most}", keys.len());
