@@ -1,6 +1,6 @@
 //! Methods of every dataset: subsets, wrappers, lengths.
 
-use super::wrap::{Copied, FactsBuilder, InMemory, PackedBuilder, Subset};
+use super::wrap::{Copied, FactsBuilder, InMemory, JoinBuilder, PackedBuilder, Subset};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, field_bytes, frames, no_field, sample};
@@ -108,6 +108,26 @@ pub trait DatasetExt: Dataset + Sized {
     /// ```
     fn packed(self, field: &str, tokens: usize) -> PackedBuilder<Self> {
         PackedBuilder::new(self, field, tokens)
+    }
+
+    /// Adds the fields of `other`, whose rows have the [keys](Dataset::keys) of these samples in any
+    /// order: a [`Table`](super::Table) of labels, or a second set of tar shards. The keys are
+    /// compared when the join is opened; samples without a row and rows without a sample are an
+    /// error, unless [`missing`](JoinBuilder::missing) leaves them out.
+    ///
+    /// Keys are the paths of pictures below their folder, the keys of tar shards, and the key column
+    /// of tables. A row may also give the file name alone, or path or file name without ending; see
+    /// the guide [formats](crate::guide::formats).
+    ///
+    /// ```no_run
+    /// # use feedline::dataset::{DatasetExt, Images, Missing, Table};
+    /// let labels = Table::read("train.csv", "file_name")?;
+    /// let train = Images::open("train/")?.join(labels).missing(Missing::Skip).open()?;
+    /// println!("{train:?}"); // how many were left out, and the first of them
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    fn join(self, other: impl Dataset) -> JoinBuilder {
+        JoinBuilder::new(self, other)
     }
 
     /// Reads all files into memory, in parallel. Use it for datasets that fit in memory and have

@@ -14,7 +14,7 @@
 //! changes; the files on disk may change, and the readers detect that.
 //!
 //! Each format is a separate type, listed below; the guide [formats](crate::guide::formats) opens
-//! them all. Datasets are built from other datasets by [`Concat`], [`Mix`], [`Subset`],
+//! them all. Datasets are built from other datasets by [`Concat`], [`Mix`], [`Subset`], [`Joined`],
 //! [`Facts`], [`Copied`], [`Packed`] and [`InMemory`]: see
 //! [`DatasetExt`].
 //!
@@ -146,14 +146,14 @@ pub use ext::DatasetExt;
 pub use feedline_core::dataset::index;
 #[doc(inline)]
 pub use feedline_core::dataset::{
-    ChunkBuf, ChunkBytes, Chunked, Damage, DamageKind, Dataset, Framed, Parts, Sizes, Verified,
-    stoppable,
+    ChunkBuf, ChunkBytes, Chunked, Damage, DamageKind, Dataset, Framed, Parts, Sizes, Strings,
+    Verified, stoppable,
 };
 #[doc(inline)]
 pub use feedline_formats::{
     Images, Labels, Mds, MdsBuilder, Megatron, MegatronBuilder, Npy, NpyBuilder, Npz, NpzBuilder,
-    Records, RecordsBuilder, SafeTensors, SafeTensorsBuilder, Tar, TarBuilder, TfRecord,
-    TfRecordBuilder, Tokens, TokensBuilder,
+    Records, RecordsBuilder, SafeTensors, SafeTensorsBuilder, Table, TableBuilder, Tar, TarBuilder,
+    TfRecord, TfRecordBuilder, Tokens, TokensBuilder,
 };
 #[cfg(feature = "parquet")]
 #[doc(inline)]

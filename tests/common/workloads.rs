@@ -6,8 +6,8 @@ use crate::common::numeric::fixture;
 use crate::common::{Dir, noise};
 use feedline::dataset::Images;
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord,
-    Tokens,
+    Concat, Dataset, DatasetExt, Mds, Megatron, Npy, Npz, Records, SafeTensors, Table, Tar,
+    TfRecord, Tokens,
 };
 use feedline::tensor::{DType, Field};
 use feedline::{LoaderBuilder, Order};
@@ -72,6 +72,7 @@ pub const WORKLOADS: &[Workload] = &[
     workload("checked records", checked, plain, EveryBit),
     workload("checked chunks", checked_chunks, windowed, EveryBit),
     workload("several", several, plain, Nothing),
+    workload("joined", joined, pictures, Nonsense),
 ];
 
 fn windowed(builder: LoaderBuilder) -> LoaderBuilder {
@@ -262,6 +263,14 @@ fn safetensors(dir: &Dir) -> Arc<dyn Dataset> {
 fn checked(dir: &Dir) -> Arc<dyn Dataset> {
     let facts = records(dir).facts(dir.path("crcs"));
     Arc::new(facts.checksums().open().unwrap())
+}
+
+/// Pictures with a table in another order, by file names.
+fn joined(dir: &Dir) -> Arc<dyn Dataset> {
+    let rows = (0..14).rev().map(|row| format!("{row},{}.5\n", row * row));
+    let csv = format!("name,weight\n{}", rows.collect::<String>());
+    let table = Table::builder("name").read_bytes(csv).unwrap();
+    Arc::new(images(dir).join(table).open().unwrap())
 }
 
 /// Files, memory and arrays.

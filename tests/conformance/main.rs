@@ -15,6 +15,7 @@ mod decoders;
 mod finish;
 mod golden;
 mod jobs;
+mod join;
 mod lengths;
 mod mds;
 mod mounts;

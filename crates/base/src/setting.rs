@@ -68,6 +68,8 @@ settings! {
     IndexFile: "index_file";
     InMemory: "in_memory";
     IntsFeature: "TfRecordBuilder::ints";
+    JoinColumns: "TableBuilder::columns";
+    JoinKey: "Table::builder";
     Keep: "keep";
     LastBatch: "last_batch(LastBatch::{})";
     LastBatchShare: "last_batch_share({})";
@@ -76,6 +78,7 @@ settings! {
     MaxPixels: "limits";
     Measured: "facts(file).lengths()";
     MemoryBudget: "memory_budget";
+    Missing: "missing(Missing::Skip)";
     MissingZero: "missing_zero(true)";
     MultipleOf: "Groups::multiple_of({})";
     NextEpoch: "loader.next_epoch()";

@@ -10,13 +10,14 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::{FileKind, ODD, Stamp, is_url};
 use feedline_core::dataset::forward::own;
 use feedline_core::dataset::parallel::parallel;
-use feedline_core::dataset::{Dataset, Digest, Parts, Sizes};
+use feedline_core::dataset::{Dataset, Digest, Parts, Sizes, Strings};
 use feedline_core::storage::listing::{ending_of, expand, follow, look, names_in, others, regular};
 use feedline_core::storage::{Extent, Listed, SourceId, Sources};
 use feedline_core::tensor::{DType, EncodedField, Field};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -73,6 +74,7 @@ impl Images {
             } = expand(root, &endings.each_ref().map(String::as_str))?;
             return Ok(Self {
                 left_out,
+                root: folder_of(root),
                 ..Self::open_files(&files)?
             });
         }
@@ -196,6 +198,17 @@ impl Images {
     /// Path of a sample.
     pub fn path_of(&self, sample: u64) -> PathBuf {
         self.sources.path(SourceId::at(sample as usize))
+    }
+}
+
+/// The folder that a pattern names before its first wildcard.
+fn folder_of(pattern: &Path) -> PathBuf {
+    let pattern = pattern.to_string_lossy();
+    let plain = pattern.split(['*', '?', '[', '{']).next().unwrap_or("");
+    match plain.rfind('/') {
+        Some(0) => "/".into(),
+        Some(slash) => plain[..slash].into(),
+        None => PathBuf::new(),
     }
 }
 
@@ -376,6 +389,21 @@ impl Dataset for Images {
             parts.inline(1, bytemuck::bytes_of(&self.labels[class]));
         }
         Ok(())
+    }
+
+    /// Paths below the folder; of a file elsewhere, its whole path.
+    fn keys(&self) -> Result<Option<Strings>> {
+        let mut folder = self.root.as_os_str().as_bytes().to_vec();
+        if !folder.is_empty() && !folder.ends_with(b"/") {
+            folder.push(b'/');
+        }
+        let mut path = Vec::new();
+        let mut keys = Strings::new();
+        for id in self.sources.ids() {
+            self.sources.path_into(id, &mut path);
+            keys.push(path.strip_prefix(&folder[..]).unwrap_or(&path));
+        }
+        Ok(Some(keys))
     }
 
     fn identity(&self) -> u64 {

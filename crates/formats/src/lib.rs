@@ -15,6 +15,7 @@
 //! | Parquet footer, pages | 256 MiB, 64 levels, 2^20 elements; the file's length; the footer. Columns in other files: refused |
 //! | npy, npz | 64 KiB of header, 64 MiB of directory; the file's length. Deflated members: refused |
 //! | safetensors | 100 MB of header; the file's length |
+//! | csv | the free memory; the header's number of cells |
 //! | Megatron, tokens, records | the counts must give the file's length exactly |
 //! | pictures | `decode::Limits`: bytes, pixels, heap, scans |
 //! | a loader's saved state | 64 KiB, its CRC |
@@ -36,6 +37,7 @@ pub(crate) mod megatron;
 pub(crate) mod npy;
 pub(crate) mod records;
 pub(crate) mod safetensors;
+pub(crate) mod table;
 pub(crate) mod tar;
 pub mod tfrecord;
 pub mod tokens;
@@ -46,6 +48,7 @@ pub use megatron::{Megatron, MegatronBuilder};
 pub use npy::{Npy, NpyBuilder, Npz, NpzBuilder};
 pub use records::{Labels, Records, RecordsBuilder};
 pub use safetensors::{SafeTensors, SafeTensorsBuilder};
+pub use table::{Table, TableBuilder};
 pub use tar::{Tar, TarBuilder};
 pub use tfrecord::{TfRecord, TfRecordBuilder};
 pub use tokens::{Tokens, TokensBuilder};
@@ -67,6 +70,7 @@ debug_by_describe!(
     Npz,
     Records,
     SafeTensors,
+    Table,
     Tar,
     TfRecord,
     Tokens

@@ -96,7 +96,7 @@ impl<'py> Given<'py> {
 }
 
 /// Settings that are lists of one kind of entry.
-const LISTS: [&str; 11] = [
+const LISTS: [&str; 12] = [
     "lengths",
     "bounds",
     "sizes",
@@ -107,6 +107,7 @@ const LISTS: [&str; 11] = [
     "sample_weights",
     "keep",
     "columns",
+    "join_columns",
     "trim",
 ];
 
@@ -216,9 +217,10 @@ fn legal(name: &str) -> Option<&'static str> {
         "take" | "leave" => "give (fraction, key)",
         "subset" | "indices" => "give a list of numbers, or a mask: True or False for each sample",
         "weights" | "sample_weights" => "give a list of numbers",
-        "keep" | "columns" | "trim" => "give a list",
+        "keep" | "columns" | "join_columns" | "trim" => "give a list",
         "lengths" => "give a list of whole numbers, such as loader.lengths(NAME)",
         "packed" => "give a dict, {\"tokens\": NUMBER, \"bins\": PATH}",
+        "join" => "give a path, or a list of them",
         "bins" | "copy" => "give a path, in a mix a list of them",
         "field" => "give a name, or a list of the documents' and those beside it",
         "padding" => "give a whole number, or a dict from field to number",

@@ -5,8 +5,8 @@ use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet,
-    ParquetBuilder, Records, SafeTensors, Tar, TfRecord, Tokens,
+    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Missing, Mix, Npy, Npz, Nulls, Parquet,
+    ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder, TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
@@ -59,6 +59,10 @@ pub struct Source {
     packed: Option<Packing>,
     in_memory: Option<bool>,
     integers: Option<String>,
+    join: Option<Paths>,
+    key: Option<String>,
+    missing: Option<String>,
+    join_columns: Option<Vec<String>>,
 }
 
 /// Rows of documents.
@@ -346,6 +350,10 @@ impl Source {
                 .transpose()?,
             in_memory: given.take("in_memory")?,
             integers: given.take("integers")?,
+            join: given.take("join")?,
+            key: given.take("key")?,
+            missing: given.take("missing")?,
+            join_columns: given.take("join_columns")?,
         })
     }
 
@@ -442,7 +450,7 @@ impl Source {
     /// `budget`: the loader's, in bytes.
     pub fn open(&self, seed: Option<u64>, budget: usize) -> Result<Arc<dyn Dataset>> {
         self.refuse_foreign()?;
-        let dataset = self.joined(seed)?;
+        let dataset = self.joined(self.of_paths(seed)?)?;
         let dataset: Arc<dyn Dataset> = match &self.lengths_file {
             Some(place) => Arc::new(dataset.facts(place).lengths().open()?),
             None => dataset,
@@ -508,8 +516,85 @@ impl Source {
         self.packed.is_some()
     }
 
+    /// The dataset with the fields of what `join` names: tables and shards, one after the other.
+    fn joined(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+        let Some(join) = self.join.as_ref().map(Paths::all) else {
+            let alone = [
+                ("key", self.key.is_some()),
+                ("missing", self.missing.is_some()),
+                ("join_columns", self.join_columns.is_some()),
+            ];
+            return match alone.iter().find(|(_, given)| *given) {
+                Some((name, _)) => Err(config(format!("{name} is about join: give join, too"))),
+                None => Ok(dataset),
+            };
+        };
+        let missing = match self.missing.as_deref() {
+            None | Some("error") => Missing::Error,
+            Some("skip") => Missing::Skip,
+            Some(other) => {
+                let message = format!("missing {other:?}: there are \"error\" and \"skip\"");
+                return Err(config(message));
+            }
+        };
+        if join.len() > 1 && self.join_columns.is_some() {
+            let message = "join_columns are those of one table: give one path to join";
+            return Err(config(message));
+        }
+        join.iter().try_fold(dataset, |dataset, path| {
+            let joined = dataset.join(self.other(path)?).missing(missing).open()?;
+            Ok(Arc::new(joined) as _)
+        })
+    }
+
+    /// The table or the shards of a path of `join`, by its ending.
+    fn other(&self, path: &Path) -> Result<Arc<dyn Dataset>> {
+        let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
+        let ending = ending.as_deref().and_then(|ending| ending.to_str());
+        let key = self.key.as_deref().unwrap_or("file_name");
+        let columns = self.join_columns.as_deref();
+        Ok(match ending {
+            Some("csv" | "tsv") => {
+                let builder = Table::builder(key);
+                let columns = columns.map(|columns| columns.iter().map(String::as_str));
+                let builder = columns
+                    .into_iter()
+                    .fold(builder, |builder, columns| builder.columns(columns));
+                Arc::new(builder.read(path)?)
+            }
+            Some("parquet" | "parq" | "pq") => {
+                // Without names all columns are taken.
+                let named = columns.map(|columns| columns.iter().map(String::as_str));
+                let builder = named
+                    .into_iter()
+                    .fold(Parquet::builder(), |builder, columns| {
+                        builder.column(key).columns(columns)
+                    });
+                let rows = builder.open(path)?;
+                Arc::new(Table::of(&rows, key)?)
+            }
+            Some("tar") if self.key.is_some() => {
+                return Err(config("key is a table's: shards have keys of their own"));
+            }
+            Some("tar") => {
+                let Some(columns) = columns else {
+                    let message = "join: of shards say join_columns, the endings of their members";
+                    return Err(config(message));
+                };
+                Arc::new(self.members(Tar::builder(), columns)?.open(path)?)
+            }
+            _ => {
+                let message = format!(
+                    "join={path:?}: give files or a pattern that ends in .csv, .tsv, .parquet or \
+                     .tar"
+                );
+                return Err(config(message));
+            }
+        })
+    }
+
     /// The dataset of all paths.
-    fn joined(&self, seed: Option<u64>) -> Result<Arc<dyn Dataset>> {
+    fn of_paths(&self, seed: Option<u64>) -> Result<Arc<dyn Dataset>> {
         let mut parts = Vec::new();
         let mut empty = None;
         for path in &self.paths {
@@ -720,7 +805,8 @@ impl Source {
                 )));
             }
         }
-        let given: [Owned<'_>; 19] = [
+        let given: [Owned<'_>; 20] = [
+            ("join", self.join.is_some(), &["images", "tar"]),
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
             ("header_bytes", self.header_bytes.is_some(), &["tokens"]),
@@ -784,7 +870,7 @@ impl Source {
 
     /// Without settings the first sample says what members there are. Members of numbers are
     /// `ENDING:TYPE:COUNT`, as in [`Self::field`].
-    fn tar(&self) -> Result<feedline::dataset::TarBuilder> {
+    fn tar(&self) -> Result<TarBuilder> {
         let mut builder = self
             .image
             .iter()
@@ -792,22 +878,23 @@ impl Source {
         if let Some(file) = &self.index_file {
             builder = builder.index_file(file);
         }
-        self.columns
-            .iter()
-            .flatten()
-            .try_fold(builder, |builder, ending| {
-                if ending.contains(':') {
-                    let field = self.field(ending)?;
-                    let name = field.name().to_string();
-                    return Ok(builder.raw(field, &name));
-                }
-                let is_class = ending == "cls" || ending.ends_with(".cls");
-                Ok(if is_class {
-                    builder.class(ending)
-                } else {
-                    builder.bytes(ending)
-                })
+        self.members(builder, self.columns.as_deref().unwrap_or_default())
+    }
+
+    fn members(&self, builder: TarBuilder, columns: &[String]) -> Result<TarBuilder> {
+        columns.iter().try_fold(builder, |builder, ending| {
+            if ending.contains(':') {
+                let field = self.field(ending)?;
+                let name = field.name().to_string();
+                return Ok(builder.raw(field, &name));
+            }
+            let is_class = ending == "cls" || ending.ends_with(".cls");
+            Ok(if is_class {
+                builder.class(ending)
+            } else {
+                builder.bytes(ending)
             })
+        })
     }
 
     /// The columns that are read: without `columns`, of those to pack the ones that are named.

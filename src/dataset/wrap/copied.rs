@@ -176,7 +176,7 @@ fn damaged(blob: &Blob) -> Error {
 }
 
 impl Dataset for Copied {
-    own!(schema sources unordered);
+    own!(schema sources unordered unnamed);
 
     fn len(&self) -> u64 {
         self.ends.len() as u64 - 1

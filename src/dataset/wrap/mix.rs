@@ -312,7 +312,7 @@ impl Mix {
 }
 
 impl Dataset for Mix {
-    forward!(self => self.dataset; schema len sources sizes extents framed chunked identity describe);
+    forward!(self => self.dataset; schema len sources sizes extents framed chunked keys identity describe);
 
     fn sampler(&self) -> Option<Arc<dyn Sampler>> {
         Some(Arc::new(self.positions.clone()))

@@ -1,4 +1,4 @@
-//! Datasets made from other datasets: subsets, concatenations, mixes, datasets in memory or with
+//! Datasets made from other datasets: subsets, concatenations, mixes, joins, datasets in memory or with
 //! facts about their samples, copied and packed documents; and a full verification.
 
 // A wrapper that omits a method would use the default instead of the inner dataset's method.
@@ -6,6 +6,7 @@
 
 pub(crate) mod copied;
 pub(crate) mod facts;
+pub(crate) mod join;
 pub(crate) mod memory;
 pub(crate) mod mix;
 pub(crate) mod packed;
@@ -18,6 +19,7 @@ use feedline_core::dataset::forward::debug_by_describe;
 
 pub use copied::Copied;
 pub use facts::{Facts, FactsBuilder};
+pub use join::{JoinBuilder, Joined, Missing};
 pub use memory::InMemory;
 pub use mix::Mix;
 pub use packed::{Packed, PackedBuilder};
@@ -25,4 +27,12 @@ pub use several::Concat;
 pub use subset::Subset;
 pub use verify::Verify;
 
-debug_by_describe!(Concat, Copied, Facts<D>, InMemory<D>, Packed<D>, Subset<D>);
+debug_by_describe!(
+    Concat,
+    Copied,
+    Facts<D>,
+    InMemory<D>,
+    Joined,
+    Packed<D>,
+    Subset<D>
+);

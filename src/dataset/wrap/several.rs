@@ -12,7 +12,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::dataset::forward::{frames_of, own};
 use feedline_core::dataset::starts::Starts;
 use feedline_core::dataset::{
-    ChunkBuf, ChunkBytes, Chunked, Dataset, Digest, Framed, Parts, Sizes, unordered,
+    ChunkBuf, ChunkBytes, Chunked, Dataset, Digest, Framed, Parts, Sizes, Strings, unordered,
 };
 use feedline_core::decode::Scratch;
 use feedline_core::storage::{Extent, SourceId, Sources};
@@ -251,6 +251,17 @@ impl Dataset for Concat {
 
     fn chunked(&self) -> Option<&dyn Chunked> {
         self.chunks.is_some().then_some(self)
+    }
+
+    fn keys(&self) -> Result<Option<Strings>> {
+        let mut all = Strings::new();
+        for part in &self.parts {
+            let Some(own) = part.dataset.keys()? else {
+                return Ok(None);
+            };
+            all.extend(own.iter());
+        }
+        Ok(Some(all))
     }
 
     fn identity(&self) -> u64 {

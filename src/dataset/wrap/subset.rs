@@ -5,7 +5,9 @@ use crate::order::subset;
 use crate::order::subset::SplitPart;
 use feedline_base::error::Result;
 use feedline_core::dataset::forward::{forward, frames_of, own};
-use feedline_core::dataset::{Chunked, Dataset, Digest, Framed, Parts, Sizes, chunks, unordered};
+use feedline_core::dataset::{
+    Chunked, Dataset, Digest, Framed, Parts, Sizes, Strings, chunks, unordered,
+};
 use feedline_core::order::Key;
 use std::sync::Arc;
 
@@ -102,6 +104,14 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn chunked(&self) -> Option<&dyn Chunked> {
         self.whole.chunked().map(|_| self as &dyn Chunked)
+    }
+
+    fn keys(&self) -> Result<Option<Strings>> {
+        let Some(whole) = self.whole.keys()? else {
+            return Ok(None);
+        };
+        let ids = (0..self.len()).map(|sample| self.origin(sample) as usize);
+        Ok(Some(ids.map(|id| whole.get(id)).collect()))
     }
 
     fn identity(&self) -> u64 {

@@ -4,7 +4,7 @@
 use super::forward::forward;
 use super::parts::{Part, Parts, lie, unframed};
 use super::starts;
-use crate::dataset::Chunked;
+use crate::dataset::{Chunked, Strings};
 use crate::order::Sampler;
 use crate::storage::Sources;
 use crate::tensor::EncodedField;
@@ -59,6 +59,14 @@ pub trait Dataset: Send + Sync + 'static {
     /// samples other ids must refuse an inner dataset that prescribes an order.
     fn sampler(&self) -> Option<Arc<dyn Sampler>> {
         None
+    }
+
+    /// Names of all samples, in the order of their ids, by which another dataset can be joined:
+    /// paths below the folder, keys of a tar, the key column of a table. They need not be UTF-8.
+    /// Called while a join is opened; it may read the index or headers, not the samples. The default
+    /// is `None`: the samples have no names.
+    fn keys(&self) -> Result<Option<Strings>> {
+        Ok(None)
     }
 
     /// Hash that distinguishes datasets with the same files and schema: by chosen samples, windows,
@@ -199,7 +207,7 @@ pub trait Framed: Send + Sync {
 
 #[deny(clippy::missing_trait_methods)]
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    forward!(self => (**self); schema len sources sizes extents framed chunked sampler identity describe);
+    forward!(self => (**self); schema len sources sizes extents framed chunked sampler keys identity describe);
 }
 
 /// The dataset's [`Framed`] methods, or those for unframed fields if it has none.

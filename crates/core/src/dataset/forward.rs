@@ -26,6 +26,9 @@ macro_rules! forward {
     (@sampler $self:ident $to:expr) => {
         fn sampler(&$self) -> Option<std::sync::Arc<dyn $crate::order::Sampler>> { $to.sampler() }
     };
+    (@keys $self:ident $to:expr) => {
+        fn keys(&$self) -> $crate::Result<Option<$crate::dataset::Strings>> { $to.keys() }
+    };
     (@identity $self:ident $to:expr) => { fn identity(&$self) -> u64 { $to.identity() } };
     (@describe $self:ident $to:expr) => { fn describe(&$self) -> String { $to.describe() } };
     (@starts $self:ident $to:expr) => { fn starts(&$self) -> &[u64] { $to.starts() } };
@@ -115,6 +118,7 @@ macro_rules! own {
     (@sources) => { fn sources(&self) -> &std::sync::Arc<$crate::storage::Sources> { &self.sources } };
     (@sizes) => { fn sizes(&self) -> $crate::dataset::Sizes { self.sizes } };
     (@unordered) => { fn sampler(&self) -> Option<std::sync::Arc<dyn $crate::order::Sampler>> { None } };
+    (@unnamed) => { fn keys(&self) -> $crate::Result<Option<$crate::dataset::Strings>> { Ok(None) } };
     (@framed) => { fn framed(&self) -> Option<&dyn $crate::dataset::Framed> { Some(self) } };
 }
 

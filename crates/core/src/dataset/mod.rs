@@ -13,6 +13,7 @@ pub mod parallel;
 pub mod parts;
 pub mod sample;
 pub mod starts;
+pub mod strings;
 
 pub use crate::memory::ChunkBuf;
 pub use chunked::{ChunkBytes, Chunked};
@@ -27,3 +28,4 @@ pub use parallel::{parallel, stoppable};
 pub use parts::{
     FieldPart, Part, Parts, lie, make, make_in, opens_bytes, placed, unframed, within_opened,
 };
+pub use strings::Strings;

@@ -261,6 +261,17 @@ impl<'a> Parts<'a> {
         }
     }
 
+    /// Adds `by` to the field numbers of the parts from number `from` on, since their fields follow
+    /// those of another dataset.
+    #[doc(hidden)]
+    pub fn move_fields(&mut self, from: usize, by: usize) {
+        self.few[..self.len.min(PARTS_INLINE)]
+            .iter_mut()
+            .chain(&mut self.more)
+            .skip(from)
+            .for_each(|(field, _)| *field += by);
+    }
+
     #[inline]
     fn push(&mut self, field: usize, part: Part<'a>) {
         match self.few.get_mut(self.len) {

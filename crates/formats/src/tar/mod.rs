@@ -35,7 +35,8 @@ use feedline_core::dataset::forward::{forward, own};
 use feedline_core::dataset::index::{
     FIELDS_MAX, Index, Place, Rows, Scan, Settings, index_getters, index_setters,
 };
-use feedline_core::dataset::{Damage, Dataset, Digest, Framed, Parts, Sizes};
+use feedline_core::dataset::parallel::parallel;
+use feedline_core::dataset::{Damage, Dataset, Digest, Framed, Parts, Sizes, Strings};
 use feedline_core::storage::listing::{expand, others};
 use feedline_core::storage::{Blob, Listed};
 use feedline_core::tensor::{DType, EncodedField, Encoding, Field, Shape, Spec};
@@ -159,6 +160,51 @@ impl Tar {
             header.map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
         let name = header.regular().ok_or_else(|| site(none()))?.0;
         Ok(String::from_utf8_lossy(name).into_owned())
+    }
+
+    /// Keys of the samples of a shard, by a walk over its headers: the index does not keep names.
+    fn keys_of(&self, shard: usize) -> Result<Strings> {
+        let mut samples = self.index.ids_of(shard).peekable();
+        self.index.walk_headers(shard, |input| {
+            ahead::bring_headers(input)?;
+            let mut keys = Strings::new();
+            let mut at = 0;
+            while let Some(sample) = samples.peek() {
+                let member = match member::next(input, at) {
+                    Ok(member::Step::Member(member)) => member,
+                    Err(member::Stop::Failed(error)) => return Err(error),
+                    Ok(member::Step::End) | Err(member::Stop::Damage(_)) => break,
+                };
+                at = member.next;
+                if self.first_byte(*sample)? != Some(member.data) {
+                    continue;
+                }
+                let Ok((key, _)) = split(&member.name) else {
+                    break;
+                };
+                keys.push(key);
+                samples.next();
+            }
+            match samples.next() {
+                None => Ok(keys),
+                Some(sample) => {
+                    let message = "the member of a sample is not where it was indexed";
+                    let error = Error::new(ErrorKind::Changed, Stage::Index, message);
+                    Err(error.with_sample(sample))
+                }
+            }
+        })
+    }
+
+    /// Offset of the first of a sample's members.
+    fn first_byte(&self, sample: u64) -> Result<Option<u64>> {
+        let mut first = None;
+        for field in 0..self.schema.len() {
+            if let Some((_, entry)) = self.index.entry(sample, field)? {
+                first = Some(first.map_or(entry.offset, |first: u64| first.min(entry.offset)));
+            }
+        }
+        Ok(first)
     }
 
     /// Adds the member's name to an error.
@@ -537,6 +583,16 @@ impl Dataset for Tar {
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.index.extents(sample, self.plain, parts)
+    }
+
+    /// Keys as in WebDataset: the path of a sample's members up to the first dot.
+    fn keys(&self) -> Result<Option<Strings>> {
+        let shards = parallel(0..self.sources().count(), |_, shard| self.keys_of(shard))?;
+        let mut all = Strings::new();
+        for keys in &shards {
+            all.extend(keys.iter());
+        }
+        Ok(Some(all))
     }
 
     fn identity(&self) -> u64 {

@@ -274,6 +274,17 @@ class Source(Settings, Pictures, total=False):
     """Python functions for fields of bytes: name to (function, element type, shape of a row or its most elements).
 
     Called as function(bytes, seed) for each sample, with the GIL: the last resort."""
+    join: Path | Sequence[Path] | None
+    """`images` and `webdataset`: labels, captions or latents kept apart, joined by name. A .csv, .tsv or .parquet, which is read whole into
+    memory, or a second set of .tar shards with the same keys; a list is joined one after the other. Its columns become fields: of a
+    csv i64, f32 or bytes, by what all cells are. Names may be paths in the folder, or file names, with or without their ending."""
+    key: str | None
+    """The column of a joined table that has the names; "file_name" by default."""
+    missing: Literal["error", "skip"] | None
+    """Samples without a row and rows without a sample: "error" counts and names them, the default; "skip" leaves them out, and the
+    report counts and names them."""
+    join_columns: Sequence[str] | None
+    """The columns of the joined table, by default all; of joined shards the endings, as `columns` of `webdataset`."""
 
 
 class _Nothing:

@@ -534,7 +534,7 @@ impl<D: Dataset> Facts<D> {
 
 impl<D: Dataset> Dataset for Facts<D> {
     own!(framed);
-    forward!(self => self.inner; schema len sources sampler identity);
+    forward!(self => self.inner; schema len sources sampler keys identity);
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)?;

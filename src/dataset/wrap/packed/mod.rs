@@ -265,7 +265,7 @@ fn make(field: usize, lens: &[u32], out: &mut [u8]) {
 }
 
 impl<D: Dataset> Dataset for Packed<D> {
-    own!(schema framed unordered);
+    own!(schema framed unordered unnamed);
 
     fn len(&self) -> u64 {
         self.counts.bins

@@ -502,6 +502,27 @@ impl Index {
         }
     }
 
+    /// Calls `walk` with the bytes of shard number `shard`, read for a scan of headers.
+    ///
+    /// Errors: those of `walk`, with the path; file system errors.
+    #[doc(hidden)]
+    pub fn walk_headers<T>(
+        &self,
+        shard: usize,
+        walk: impl FnOnce(&mut Scan<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let source = SourceId::at(shard);
+        let blob = Blob::of_source(&self.sources, source)?;
+        walk(&mut Scan::new(&blob, false))
+            .map_err(|error| error.with_path(self.sources.path(source)))
+    }
+
+    /// Ids of the samples of shard number `shard`.
+    #[doc(hidden)]
+    pub fn ids_of(&self, shard: usize) -> std::ops::Range<u64> {
+        self.starts.all()[shard]..self.starts.all()[shard + 1]
+    }
+
     /// Number of a sample's shard, and of its row in that shard. `sample` must be below `len`.
     pub fn locate(&self, sample: u64) -> (usize, usize) {
         let (shard, row) = self.starts.locate(sample);
