@@ -240,7 +240,7 @@ impl Recipe {
             .iter()
             .zip(dataset.schema())
             .any(|(handler, field)| {
-                matches!(handler.how, How::Decode(_)) && field.encoding == Encoding::Image
+                matches!(handler.how, How::Decode(_)) && field.encoding.has_pictures()
             });
         Ok(Self {
             spec,
@@ -537,7 +537,7 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
                 .filter(|index| wanted(&schema[*index]))
                 .collect()
         };
-        let pictures = those(|field| field.encoding == Encoding::Image);
+        let pictures = those(|field| field.encoding.has_pictures());
         let encoded = those(|field| field.as_raw().is_none());
         return match (&pictures[..], &encoded[..]) {
             ([index], _) | (_, [index]) => Ok(*index),

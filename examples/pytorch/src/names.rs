@@ -21,6 +21,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::Direct => "direct",
         Setting::Documents => "documents",
         Setting::DocumentsMax => "documents_max={}",
+        Setting::Elements => "elements",
         Setting::EpochLen => "epoch_len={}",
         Setting::Finish => "dtype",
         Setting::Flat => "flat",

@@ -104,7 +104,14 @@ impl Decoder for Bytes {
             (Encoding::Bytes | Encoding::Image, Some(batch)) => {
                 Ok(vec![Field::packed(&input.name, self.max, batch)])
             }
-            _ => {
+            (Encoding::List { .. }, _) => {
+                let message = format!(
+                    "field `{}` is {}: decode it with `Each::new(…)`",
+                    input.name, input.encoding
+                );
+                Err(Error::new(ErrorKind::Config, Stage::Build, message))
+            }
+            (Encoding::Raw { .. }, _) => {
                 let message = format!("field `{}` is raw: leave out its decoder", input.name);
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))
             }

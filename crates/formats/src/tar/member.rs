@@ -42,6 +42,24 @@ fn damage<T>(kind: DamageKind, offset: u64, len: u64, message: impl Into<String>
     Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)))
 }
 
+/// Bytes with members: a shard that is scanned, or a part of one in memory.
+pub(super) trait Shard {
+    fn len(&self) -> u64;
+
+    /// Errors: the bytes are not there, or cannot be read.
+    fn bytes(&mut self, offset: u64, len: usize) -> feedline_base::error::Result<&[u8]>;
+}
+
+impl Shard for Scan<'_> {
+    fn len(&self) -> u64 {
+        Scan::len(self)
+    }
+
+    fn bytes(&mut self, offset: u64, len: usize) -> feedline_base::error::Result<&[u8]> {
+        Scan::bytes(self, offset, len)
+    }
+}
+
 /// What the shard contains at an offset.
 pub(super) enum Step {
     Member(Member),
@@ -70,7 +88,7 @@ pub(super) enum MemberKind {
 }
 
 /// Parses the member at `start`: the offset of its first extension header, or of its own header.
-pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
+pub(super) fn next(scan: &mut impl Shard, start: u64) -> Result<Step> {
     let mut at = start;
     let mut long: Option<Vec<u8>> = None;
     let mut long_link = false;
@@ -156,7 +174,7 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
 }
 
 /// Reads one header block.
-fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize]> {
+fn block(scan: &mut impl Shard, start: u64, at: u64) -> Result<[u8; BLOCK as usize]> {
     let rest = scan.len() - at;
     if rest >= BLOCK {
         let mut block = [0; BLOCK as usize];
@@ -187,7 +205,7 @@ fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize
 }
 
 /// Reads the payload of an extension header.
-fn extension<'s>(scan: &'s mut Scan<'_>, at: u64, size: u64, limit: u64) -> Result<&'s [u8]> {
+fn extension(scan: &mut impl Shard, at: u64, size: u64, limit: u64) -> Result<&[u8]> {
     if size > limit {
         let message = format!("an extension header of {size} bytes; the limit is {limit}");
         return damage(DamageKind::Header, at, BLOCK, message);
