@@ -10,6 +10,7 @@ mod dlpack;
 mod export;
 mod extend;
 mod groups;
+mod lists;
 mod loader;
 mod packed;
 mod processes;
