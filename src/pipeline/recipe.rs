@@ -513,6 +513,7 @@ fn undecoded(encoded: &EncodedField) -> Error {
     let decoder = Setting::DecodeField.hint(|decode| format!(": {decode}"));
     let other = match encoded.encoding {
         Encoding::Image => ", for pictures of one size",
+        Encoding::List { .. } => ", `Each` around that of an element",
         _ => "; or open the dataset with a maximum length for it",
     };
     let without = Setting::Keep.hint(|keep| format!("; or leave it out: {keep}"));

@@ -100,18 +100,10 @@ impl Cut<'_> {
                 "column `{name}` is compressed by {compression}, which is not supported"
             )));
         }
-        // Some writers name a dictionary only in the encodings.
-        let has_dictionary = dictionary.is_some()
-            || meta.encodings().any(|encoding| {
-                matches!(
-                    encoding,
-                    Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
-                )
-            });
         let mut place = ValuePlace {
             dictionary: None,
             data: (start, len),
-            has_dictionary,
+            has_dictionary: has_dictionary(meta),
             uncompressed,
             unpacked_dictionary: 0,
             payload: None,
@@ -392,7 +384,19 @@ fn payload_of(pages: &[DataPage]) -> Option<u64> {
 /// entry counts once; of lists because an entry is copied for each element that refers to it.
 fn outgrows_pages(meta: &ColumnChunkMetaData) -> bool {
     let is_list = meta.column_descr().max_rep_level() > 0;
-    meta.column_type() == Type::BYTE_ARRAY && (is_list || is_prefix_coded(meta))
+    let repeats = is_list && has_dictionary(meta);
+    meta.column_type() == Type::BYTE_ARRAY && (repeats || is_prefix_coded(meta))
+}
+
+fn has_dictionary(meta: &ColumnChunkMetaData) -> bool {
+    // Some writers name a dictionary only in the encodings.
+    meta.dictionary_page_offset().is_some()
+        || meta.encodings().any(|encoding| {
+            matches!(
+                encoding,
+                Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
+            )
+        })
 }
 
 fn is_prefix_coded(meta: &ColumnChunkMetaData) -> bool {
