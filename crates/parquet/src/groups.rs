@@ -389,8 +389,9 @@ fn outgrows_pages(meta: &ColumnChunkMetaData) -> bool {
 }
 
 fn has_dictionary(meta: &ColumnChunkMetaData) -> bool {
-    // Some writers name a dictionary only in the encodings.
-    meta.dictionary_page_offset().is_some()
+    // Some writers put 0 for "no dictionary", some name a dictionary only in the encodings.
+    meta.dictionary_page_offset()
+        .is_some_and(|offset| offset > 0)
         || meta.encodings().any(|encoding| {
             matches!(
                 encoding,
