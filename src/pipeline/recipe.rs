@@ -512,9 +512,9 @@ fn undecoded(encoded: &EncodedField) -> Error {
     let name = &encoded.name;
     let decoder = Setting::DecodeField.hint(|decode| format!(": {decode}"));
     let other = match encoded.encoding {
-        Encoding::Image => ", for pictures of one size",
-        Encoding::List { .. } => ", `Each` around that of an element",
-        _ => "; or open the dataset with a maximum length for it",
+        Encoding::Image => ", for pictures of one size".into(),
+        Encoding::List { .. } => Setting::Each.hint(|each| format!(" with {each} of an element's")),
+        _ => "; or open the dataset with a maximum length for it".into(),
     };
     let without = Setting::Keep.hint(|keep| format!("; or leave it out: {keep}"));
     let message = format!(

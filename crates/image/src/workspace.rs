@@ -25,10 +25,12 @@ impl Decoder for Image {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         if !matches!(input.encoding, Encoding::Image | Encoding::Bytes) {
             let how = match input.encoding {
-                Encoding::List { .. } => "decode it with `Each::new(…)`",
-                _ => "this decoder takes encoded pictures",
+                Encoding::List { .. } => {
+                    Setting::Each.hint(|each| format!(": decode it with {each}"))
+                }
+                _ => ": this decoder takes encoded pictures".into(),
             };
-            let message = format!("field `{}` is {}: {how}", input.name, input.encoding);
+            let message = format!("field `{}` is {}{how}", input.name, input.encoding);
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.check()?;

@@ -53,8 +53,7 @@ impl SchemaPlan {
         let mut named = HashMap::new();
         for field in wanted {
             if let Some(before) = named.insert(&field.name, field.how) {
-                let is_picture = |how| matches!(how, How::Image | How::Images(_));
-                let picture = is_picture(before) || is_picture(field.how);
+                let picture = before.is_picture() || field.how.is_picture();
                 let why = if picture {
                     "is the picture column and is named a second time"
                 } else {

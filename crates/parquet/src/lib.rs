@@ -182,6 +182,12 @@ enum How {
     List(usize),
 }
 
+impl How {
+    fn is_picture(self) -> bool {
+        matches!(self, Self::Image | Self::Images(_))
+    }
+}
+
 impl Parquet {
     /// Opens the files of `pattern` with every column as a field.
     ///

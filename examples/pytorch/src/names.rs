@@ -66,6 +66,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::WholeData => "shard=None",
         Setting::Workers => "workers={}",
         Setting::Bind
+        | Setting::Each
         | Setting::Epochs
         | Setting::FactsAnew
         | Setting::Padding

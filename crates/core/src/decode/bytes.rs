@@ -4,6 +4,7 @@ use super::{Ctx, Decoder};
 use crate::memory::Row;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
 
 /// Delivers encoded bytes (text, JSON, any file) undecoded, as a `u8` vector of up to `max` bytes.
 ///
@@ -105,10 +106,8 @@ impl Decoder for Bytes {
                 Ok(vec![Field::packed(&input.name, self.max, batch)])
             }
             (Encoding::List { .. }, _) => {
-                let message = format!(
-                    "field `{}` is {}: decode it with `Each::new(…)`",
-                    input.name, input.encoding
-                );
+                let how = Setting::Each.hint(|each| format!(": decode it with {each}"));
+                let message = format!("field `{}` is {}{how}", input.name, input.encoding);
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))
             }
             (Encoding::Raw { .. }, _) => {

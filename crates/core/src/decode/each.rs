@@ -42,8 +42,9 @@ pub struct Each<D> {
 impl<D: Decoder> Each<D> {
     /// Lets `decoder` decode each element.
     pub fn new(decoder: D) -> Self {
-        let outputs = |pictures| decoder.outputs(&element_of("element", pictures));
-        let outputs = outputs(true).or_else(|_| outputs(false));
+        let outputs = decoder
+            .outputs(&EncodedField::image("element"))
+            .or_else(|_| decoder.outputs(&EncodedField::bytes("element")));
         let varying = outputs
             .ok()
             .and_then(|fields| fields.iter().position(Field::is_up_to));
@@ -69,8 +70,9 @@ impl<D: Decoder> Decoder for Each<D> {
         let name = &input.name;
         let Encoding::List { pictures, max } = input.encoding else {
             return refused(format!(
-                "field `{name}` is {}, not a list: leave out `Each`",
-                input.encoding
+                "field `{name}` is {}, not a list: leave out {}",
+                input.encoding,
+                Setting::Each
             ));
         };
         if max == 0 {

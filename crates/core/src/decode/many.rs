@@ -45,12 +45,16 @@ impl<'a> Many<'a> {
             };
             return Ok(none);
         }
-        let cut = || Error::decode(format!("a list's head is cut at {} bytes", framed.len()));
-        let (count, rest) = framed.split_first_chunk().ok_or_else(cut)?;
-        let lens = (u32::from_le_bytes(*count) as usize).checked_mul(WORD);
-        let (lens, bytes) = lens
-            .and_then(|lens| rest.split_at_checked(lens))
-            .ok_or_else(cut)?;
+        let head = framed.split_first_chunk().and_then(|(count, rest)| {
+            let lens = (u32::from_le_bytes(*count) as usize).checked_mul(WORD)?;
+            rest.split_at_checked(lens)
+        });
+        let Some((lens, bytes)) = head else {
+            let there = framed.len();
+            return Err(Error::decode(format!(
+                "a list's head is cut at {there} bytes"
+            )));
+        };
         let many = Self { lens, bytes };
         let sum: u64 = many.lens().map(|len| len as u64).sum();
         if sum != bytes.len() as u64 {

@@ -10,8 +10,7 @@
 //! so those of a list should follow each other. Invariant: the scan has checked the numbers, and
 //! they are checked again when the members are read.
 
-use super::member::{self, Member, MemberKind, Shard, Step, Stop};
-use super::samples::split;
+use super::member::{self, Member, MemberKind, Shard, Step, Stop, split};
 use feedline_base::error::{Error, Result};
 use feedline_core::decode::Many;
 use std::ops::Range;
@@ -40,9 +39,8 @@ pub(super) fn number(pattern: &str, ending: &[u8]) -> Option<u32> {
 pub(super) fn wrong(numbers: &mut [u32]) -> Option<String> {
     numbers.sort_unstable();
     let count = numbers.len();
-    let (expected, found) = (0..)
-        .zip(numbers.iter())
-        .find(|(expected, found)| expected != *found)?;
+    let mut places = (0..).zip(numbers.iter());
+    let (expected, found) = places.find(|(expected, found)| expected != *found)?;
     Some(if found > &expected {
         format!("{count} members but no number {expected}")
     } else {

@@ -87,6 +87,28 @@ pub(super) enum MemberKind {
     Other(&'static str),
 }
 
+/// Splits a member's name into its key (the path up to the first dot after the last slash) and its
+/// ending (the rest, in lower case). `Err` names the rule that keeps the name out of all samples.
+pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
+    let base = name
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
+    // WebDataset's notes: `__name__`, or a folder of that name.
+    let first = name.split(|byte| *byte == b'/').next().unwrap_or_default();
+    if first.len() >= 4 && first.starts_with(b"__") && first.ends_with(b"__") {
+        return Err("notes");
+    }
+    match name[base..].iter().position(|byte| *byte == b'.') {
+        Some(0) => Err("hidden"),
+        Some(dot) => Ok((
+            &name[..base + dot],
+            name[base + dot + 1..].to_ascii_lowercase(),
+        )),
+        None => Err("without ending"),
+    }
+}
+
 /// Parses the member at `start`: the offset of its first extension header, or of its own header.
 pub(super) fn next(scan: &mut impl Shard, start: u64) -> Result<Step> {
     let mut at = start;
@@ -539,4 +561,36 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     canonical
         .then(|| std::str::from_utf8(digits).ok()?.parse().ok())
         .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_split_into_keys_and_endings_like_webdataset() {
+        type Split = std::result::Result<(&'static str, &'static str), &'static str>;
+        let table: [(&str, Split); 11] = [
+            ("a.jpg", Ok(("a", "jpg"))),
+            ("a.seg.PNG", Ok(("a", "seg.png"))),
+            ("d.x/a.jpg", Ok(("d.x/a", "jpg"))),
+            ("../../etc/a.jpg", Ok(("../../etc/a", "jpg"))),
+            ("./a.", Ok(("./a", ""))),
+            ("a", Err("without ending")),
+            ("d.x/a", Err("without ending")),
+            (".a.jpg", Err("hidden")),
+            ("d/._a.jpg", Err("hidden")),
+            ("__notes__", Err("notes")),
+            ("__notes__/a.jpg", Err("notes")),
+        ];
+        for (name, expected) in table {
+            let found = split(name.as_bytes());
+            let found = found.map(|(key, ending)| (key.to_vec(), ending));
+            assert_eq!(
+                found,
+                expected.map(|(key, ending)| (key.as_bytes().to_vec(), ending.as_bytes().to_vec())),
+                "{name}"
+            );
+        }
+    }
 }

@@ -27,7 +27,8 @@ mod elements;
 mod member;
 mod samples;
 
-use self::samples::{Len, RECORD, Rule, TarSamples, split};
+use self::member::split;
+use self::samples::{Len, RECORD, Rule, TarSamples};
 use crate::images::EXTENSIONS;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::is_url;
