@@ -240,7 +240,7 @@ impl Recipe {
             .iter()
             .zip(dataset.schema())
             .any(|(handler, field)| {
-                matches!(handler.how, How::Decode(_)) && field.encoding == Encoding::Image
+                matches!(handler.how, How::Decode(_)) && field.encoding.has_pictures()
             });
         Ok(Self {
             spec,
@@ -512,8 +512,9 @@ fn undecoded(encoded: &EncodedField) -> Error {
     let name = &encoded.name;
     let decoder = Setting::DecodeField.hint(|decode| format!(": {decode}"));
     let other = match encoded.encoding {
-        Encoding::Image => ", for pictures of one size",
-        _ => "; or open the dataset with a maximum length for it",
+        Encoding::Image => ", for pictures of one size".into(),
+        Encoding::List { .. } => Setting::Each.hint(|each| format!(" with {each} of an element's")),
+        _ => "; or open the dataset with a maximum length for it".into(),
     };
     let without = Setting::Keep.hint(|keep| format!("; or leave it out: {keep}"));
     let message = format!(
@@ -537,7 +538,7 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
                 .filter(|index| wanted(&schema[*index]))
                 .collect()
         };
-        let pictures = those(|field| field.encoding == Encoding::Image);
+        let pictures = those(|field| field.encoding.has_pictures());
         let encoded = those(|field| field.as_raw().is_none());
         return match (&pictures[..], &encoded[..]) {
             ([index], _) | (_, [index]) => Ok(*index),

@@ -1,6 +1,7 @@
 //! Orders of groups: batches of one group on all ranks, their shapes, and resumes on other numbers
 //! of ranks.
 
+use crate::common::formats::bmp;
 use crate::common::runs::*;
 use crate::common::*;
 use feedline::dataset::{DatasetExt, Images};
@@ -725,33 +726,6 @@ fn lengths_that_do_not_match_the_data_are_named() {
         assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
     }
     drop(builder);
-}
-
-/// A picture without compression, of noise.
-fn bmp(width: u32, height: u32, seed: u64) -> Vec<u8> {
-    let row = (width * 3).next_multiple_of(4);
-    let words = |words: &[u32]| {
-        words
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect::<Vec<_>>()
-    };
-    let header = words(&[
-        54 + row * height,
-        0,
-        54,
-        40,
-        width,
-        height,
-        1 | 24 << 16,
-        0,
-        row * height,
-        0,
-        0,
-        0,
-        0,
-    ]);
-    [b"BM".to_vec(), header, noise((row * height) as usize, seed)].concat()
 }
 
 const BUCKETS: [(u32, u32); 5] = [(40, 40), (32, 52), (52, 32), (24, 64), (64, 24)];

@@ -11,6 +11,7 @@ mod export;
 mod extend;
 mod frontier;
 mod groups;
+mod lists;
 mod loader;
 mod packed;
 mod processes;

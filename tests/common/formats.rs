@@ -35,3 +35,35 @@ pub fn tar_member(name: &str, bytes: &[u8]) -> Vec<u8> {
     out.resize(out.len().next_multiple_of(512), 0);
     out
 }
+
+/// A picture without compression, of noise.
+pub fn bmp(width: u32, height: u32, seed: u64) -> Vec<u8> {
+    let row = (width * 3).next_multiple_of(4);
+    let words = |words: &[u32]| {
+        words
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect::<Vec<_>>()
+    };
+    let header = words(&[
+        54 + row * height,
+        0,
+        54,
+        40,
+        width,
+        height,
+        1 | 24 << 16,
+        0,
+        row * height,
+        0,
+        0,
+        0,
+        0,
+    ]);
+    [
+        b"BM".to_vec(),
+        header,
+        super::noise((row * height) as usize, seed),
+    ]
+    .concat()
+}

@@ -55,6 +55,8 @@ settings! {
     Direct: "direct";
     Documents: "documents";
     DocumentsMax: "documents_max({})";
+    Each: "Each::new";
+    Elements: "images or list";
     EpochLen: "Mix::epoch_len({})";
     Epochs: "epochs(a..b)";
     FactsAnew: "FactsBuilder::anew";

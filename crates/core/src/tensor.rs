@@ -462,6 +462,21 @@ pub enum Encoding {
     Image,
     /// Bytes for a user's decoder.
     Bytes,
+    /// Several byte strings in one field, framed as [`Many`](crate::decode::Many) says. Pictures
+    /// and texts of such a list are decoded by [`Each`](crate::decode::Each).
+    List {
+        /// Whether the elements are encoded pictures.
+        pictures: bool,
+        /// Maximum number of elements; a longer list is an error of its sample.
+        max: usize,
+    },
+}
+
+impl Encoding {
+    /// Whether a field holds encoded pictures: one, or a list of them.
+    pub fn has_pictures(&self) -> bool {
+        matches!(self, Self::Image | Self::List { pictures: true, .. })
+    }
 }
 
 impl fmt::Display for Encoding {
@@ -483,6 +498,11 @@ impl fmt::Display for Encoding {
             } => write!(f, "{dtype} up to {max} of {inner:?}"),
             Self::Image => f.write_str("an encoded picture"),
             Self::Bytes => f.write_str("bytes"),
+            Self::List {
+                pictures: true,
+                max,
+            } => write!(f, "a list of up to {max} encoded pictures"),
+            Self::List { max, .. } => write!(f, "a list of up to {max} byte strings"),
         }
     }
 }
@@ -521,6 +541,28 @@ impl EncodedField {
         Self {
             name: name.into(),
             encoding: Encoding::Bytes,
+        }
+    }
+
+    /// At most `max` encoded pictures.
+    pub fn images(name: impl Into<String>, max: usize) -> Self {
+        Self {
+            name: name.into(),
+            encoding: Encoding::List {
+                pictures: true,
+                max,
+            },
+        }
+    }
+
+    /// At most `max` byte strings.
+    pub fn list(name: impl Into<String>, max: usize) -> Self {
+        Self {
+            name: name.into(),
+            encoding: Encoding::List {
+                pictures: false,
+                max,
+            },
         }
     }
 

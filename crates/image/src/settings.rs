@@ -70,6 +70,15 @@ pub enum Filter {
 /// [`Image::patches`]. Random choices depend only on (seed, epoch, sample id, draw number); see
 /// [`Ctx::draws`](feedline_core::decode::Ctx::draws).
 ///
+/// # Several pictures in a sample
+///
+/// All decoders of a sample draw the same numbers, whatever their fields, output sizes and filters.
+/// So two pictures of one size (left and right, before and after, picture and mask) get the same
+/// crop and the same flip, if both are decoded with the same kind of crop; this is promised for all
+/// datasets. Of pictures that differ in size, each is flipped alike but cropped by its own size:
+/// [`paired`](Self::paired) refuses such a sample. For lists of pictures see
+/// [`Each`](feedline_core::decode::Each).
+///
 /// # Memory
 ///
 /// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
@@ -113,6 +122,7 @@ pub struct Image {
     pub(super) strict: bool,
     pub(super) scaling: bool,
     pub(super) orient: bool,
+    pub(super) paired: bool,
     /// A setting that was made but does not apply to this kind of output.
     pub(super) misplaced: Option<Misplaced>,
 }
@@ -133,6 +143,15 @@ impl Op {
             Self::CenterCrop { size, .. }
             | Self::RandomResizedCrop { size, .. }
             | Self::Patches(Patches { size, .. }) => Size::new(size, size),
+        }
+    }
+
+    /// Whether the part of the picture is drawn.
+    pub(super) fn is_random(&self) -> bool {
+        match *self {
+            Self::RandomResizedCrop { .. } => true,
+            Self::Cover { random, .. } => random,
+            Self::Resize(_) | Self::CenterCrop { .. } | Self::Patches(_) => false,
         }
     }
 
@@ -227,6 +246,7 @@ impl Image {
             strict: true,
             scaling: false,
             orient: false,
+            paired: false,
             misplaced: None,
         }
     }
@@ -370,6 +390,17 @@ impl Image {
     #[must_use]
     pub fn exif_orientation(mut self, apply: bool) -> Self {
         self.orient = apply;
+        self
+    }
+
+    /// Whether the pictures of a sample must have one size for a random crop; false by default.
+    ///
+    /// If true, a picture that differs in size from the one that was cropped at random before it in
+    /// the same sample, by a decoder that is `paired`, too, is an error of the sample
+    /// ([`ErrorKind::Shape`]) with both sizes: one crop does not fit both.
+    #[must_use]
+    pub fn paired(mut self, paired: bool) -> Self {
+        self.paired = paired;
         self
     }
 

@@ -24,10 +24,13 @@ pub(super) const PURPOSE: &str = "feedline image";
 impl Decoder for Image {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         if !matches!(input.encoding, Encoding::Image | Encoding::Bytes) {
-            let message = format!(
-                "field `{}` is {}: this decoder takes encoded pictures",
-                input.name, input.encoding
-            );
+            let how = match input.encoding {
+                Encoding::List { .. } => {
+                    Setting::Each.hint(|each| format!(": decode it with {each}"))
+                }
+                _ => ": this decoder takes encoded pictures".into(),
+            };
+            let message = format!("field `{}` is {}{how}", input.name, input.encoding);
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.check()?;
@@ -76,6 +79,7 @@ impl Decoder for Image {
 impl Image {
     fn decode_one(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let mut draws = ctx.draws(PURPOSE);
+        let sample = draws.clone().next_u64();
         let field = ctx.fields().start;
         let limits = Limits {
             memory: self.limits.memory.min(ctx.scratch_limit()),
@@ -114,6 +118,13 @@ impl Image {
             ..
         } = picture;
         self.check_group(&placed, group)?;
+        if self.paired && image.op.is_random() {
+            let pair = Pair {
+                sample,
+                size: placed.picture,
+            };
+            scratch.check_pair(pair)?;
+        }
         if in_place {
             if !orientation.is_upright() {
                 orientation.turn(&scratch.resized, stored, row);
@@ -231,6 +242,16 @@ pub(super) struct Workspace {
     pub(super) upright: Vec<u8>,
     pub(super) resizer: Resizer,
     pub(super) jpeg: jpeg::Decoder,
+    /// The last paired picture.
+    pair: Option<Pair>,
+}
+
+/// A picture with one crop for all pictures of its sample.
+#[derive(Clone, Copy)]
+pub(super) struct Pair {
+    /// The sample's first draw, which tells it from others.
+    sample: u64,
+    size: Size,
 }
 
 /// A picture that was decoded, cropped and scaled.
@@ -245,6 +266,24 @@ pub(super) struct Picture {
 }
 
 impl Workspace {
+    /// Refuses a picture whose size differs from that of the last picture of the same sample.
+    fn check_pair(&mut self, pair: Pair) -> Result<()> {
+        let before = self.pair.replace(pair);
+        let Some(other) = before.filter(|other| other.sample == pair.sample) else {
+            return Ok(());
+        };
+        if other.size == pair.size {
+            return Ok(());
+        }
+        // The sample may be decoded once more, from its first picture on.
+        self.pair = None;
+        let message = format!(
+            "pictures of {}x{} and {}x{} pixels in one sample: one random crop needs equal sizes",
+            other.size.width, other.size.height, pair.size.width, pair.size.height
+        );
+        Err(Error::new(ErrorKind::Shape, Stage::Decode, message))
+    }
+
     /// Decodes, crops and scales a picture: into `row` if there is one and the picture is upright,
     /// otherwise as stored into `self.resized`.
     pub(super) fn decode(

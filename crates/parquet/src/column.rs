@@ -3,6 +3,7 @@
 //! ```text
 //! pages ─┬─ plain, nothing missing ──► slices of the file's own bytes (unpacked into scratch when compressed)
 //!        └─ dictionary, delta, nulls, lists ──► the parquet crate's column reader ──► values in scratch
+//!                                                   └─ lists of byte arrays ──► framed rows (`Many`)
 //! ```
 //!
 //! Limits: the footer's sizes bound every allocation; [`Pages`] has compared them with the page
@@ -17,11 +18,12 @@ use bytes::Bytes;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::ChunkBuf;
+use feedline_core::decode::Many;
 use parquet::basic::{Compression, Type};
 use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
 use parquet::data_type::{
-    BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type,
-    Int64Type,
+    BoolType, ByteArray, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType,
+    Int32Type, Int64Type,
 };
 use parquet::errors::ParquetError;
 use parquet::schema::types::ColumnDescPtr;
@@ -653,6 +655,35 @@ impl Column<'_> {
         self.each_row::<T>(|_, values| row(bytemuck::cast_slice(values.unwrap_or_default())))
     }
 
+    /// Copies rows of any number of byte arrays into field `field` of `out`, framed as [`Many`].
+    pub(super) fn many(
+        &self,
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+        field: usize,
+    ) -> Result<()> {
+        self.each_plain(scratch, &mut |_| Ok(()))
+            .and_then(|_| {
+                self.each_row::<ByteArrayType>(|_, values| {
+                    let values = values.unwrap_or_default();
+                    let head = Many::head_bytes(values.len());
+                    let bytes: usize = values.iter().map(ByteArray::len).sum();
+                    let row = out.next_room(head.saturating_add(bytes))?;
+                    let framed = out.bytes_mut(row.clone());
+                    let (lens, mut rest) = framed.split_at_mut(head);
+                    Many::write_head(values.iter().map(ByteArray::len), lens)?;
+                    for value in values {
+                        let (place, after) = rest.split_at_mut(value.len());
+                        place.copy_from_slice(value.data());
+                        rest = after;
+                    }
+                    out.place(field, row);
+                    Ok(())
+                })
+            })
+            .map_err(|error| self.named(error))
+    }
+
     fn byte_arrays(&self, scratch: &mut Scratch, out: &mut ChunkBuf, field: usize) -> Result<()> {
         // Check before the first row is written: a later page may not be plain.
         if self.descr.max_rep_level() == 0 && self.each_plain(scratch, &mut |_| Ok(()))? {
@@ -716,7 +747,16 @@ impl Column<'_> {
 /// Splits an unpacked page of version 1 into definition levels and values. A length precedes the
 /// levels.
 pub(super) fn levels_v1<'p>(header: &Header, page: &'p [u8]) -> Option<(&'p [u8], &'p [u8])> {
-    let (len, rest) = (header.def_encoding == RLE)
+    levels_of(header.def_encoding, page)
+}
+
+/// Splits an unpacked page of version 1 into repetition levels and all that follows them.
+pub(super) fn rep_levels_v1<'p>(header: &Header, page: &'p [u8]) -> Option<(&'p [u8], &'p [u8])> {
+    levels_of(header.rep_encoding, page)
+}
+
+fn levels_of(encoding: i32, page: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = (encoding == RLE)
         .then(|| page.split_first_chunk::<4>())
         .flatten()?;
     rest.split_at_checked(u32::from_le_bytes(*len) as usize)

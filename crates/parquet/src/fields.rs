@@ -53,7 +53,7 @@ impl SchemaPlan {
         let mut named = HashMap::new();
         for field in wanted {
             if let Some(before) = named.insert(&field.name, field.how) {
-                let picture = [before, field.how].contains(&How::Image);
+                let picture = before.is_picture() || field.how.is_picture();
                 let why = if picture {
                     "is the picture column and is named a second time"
                 } else {
@@ -80,10 +80,10 @@ impl SchemaPlan {
         let start = self.leaves.len();
         for column in &wanted.columns {
             // Hugging Face's datasets store a picture as a structure of `bytes` and `path`.
-            let nested = || {
-                find(footer, &format!("{column}.bytes"))
-                    .ok()
-                    .filter(|_| wanted.how == How::Image)
+            let nested = || match wanted.how {
+                How::Image => find(footer, &format!("{column}.bytes")).ok(),
+                How::Images(_) | How::List(_) => bytes_in_list(footer, column),
+                How::Stored | How::UpTo(_) => None,
             };
             let leaf = find(footer, column).or_else(|error| nested().ok_or(error))?;
             self.leaves.push(footer.leaves[leaf].clone());
@@ -168,7 +168,18 @@ fn is_bytes(leaf: &Leaf) -> bool {
         && leaf.arrow != DataType::Null
 }
 
-/// Reason why no setting can make a field of a column.
+/// The leaf `bytes` of the structures in the lists of column `name`. Writers differ in the names
+/// between them: `list.element`, `array`, `bag.array_element`.
+fn bytes_in_list(footer: &Footer, name: &str) -> Option<usize> {
+    footer.leaves.iter().position(|leaf| {
+        let within = leaf.name.strip_prefix(name);
+        within.is_some_and(|rest| rest.starts_with('.') && rest.ends_with(".bytes"))
+            && leaf.list != List::No
+            && is_bytes(leaf)
+    })
+}
+
+/// Reason why [`Setting::Columns`] alone makes no field of a column.
 fn unreadable(leaf: &Leaf) -> Option<String> {
     let flat = leaf.list == List::No;
     let bytes = flat && (is_bytes(leaf) || matches!(leaf.arrow, DataType::FixedSizeBinary(_)));
@@ -182,9 +193,12 @@ fn refusal(leaf: &Leaf) -> String {
         _ if leaf.descr.max_rep_level() > 1 => "lists of lists are not supported".into(),
         (of, _) if is_decimal(of) => "decimals are not supported".into(),
         (_, Type::INT96) => "timestamps of 96 bits are not supported".into(),
-        (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not supported".into(),
+        (_, Type::BYTE_ARRAY) if list => format!(
+            "lists of byte arrays need a maximum number of elements: give it with {}",
+            Setting::Elements
+        ),
         (DataType::FixedSizeBinary(_), _) if list => {
-            "lists of byte arrays are not supported".into()
+            "lists of byte arrays of fixed length are not supported".into()
         }
         (_, Type::BYTE_ARRAY) => "byte arrays cannot be stacked".into(),
         _ if number(leaf).is_none() => "values of this type are not supported".into(),
@@ -212,9 +226,14 @@ fn encoded_field(
         });
         let name = &leaf.name;
         let described = leaf.described();
+        let why = match how {
+            How::Images(_) | How::List(_) if leaf.list == List::No => {
+                format!("{} is for lists of byte arrays", Setting::Elements)
+            }
+            _ => refusal(leaf),
+        };
         Err(config(format!(
-            "column `{name}` ({described}, stored as {stored}): {}{others}",
-            refusal(leaf)
+            "column `{name}` ({described}, stored as {stored}): {why}{others}"
         )))
     };
     if leaf.descr.max_rep_level() > 1 {
@@ -239,7 +258,12 @@ fn encoded_field(
     }
     let any_bytes = FieldKind::Ragged { width: 1, keep: 1 };
     let bytes = is_bytes(leaf) && leaf.list == List::No && columns == 1;
+    let many = is_bytes(leaf) && leaf.list != List::No && columns == 1;
     match (number(leaf), leaf.list, how) {
+        (None, _, How::Images(max)) if many => {
+            Ok((EncodedField::images(name, max), FieldKind::Many))
+        }
+        (None, _, How::List(max)) if many => Ok((EncodedField::list(name, max), FieldKind::Many)),
         (None, _, How::Image) if bytes => Ok((EncodedField::image(name), any_bytes)),
         (None, _, How::Stored) if bytes => Ok((EncodedField::bytes(name), any_bytes)),
         (None, _, How::UpTo(max)) if bytes => Ok((

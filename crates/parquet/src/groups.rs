@@ -100,18 +100,10 @@ impl Cut<'_> {
                 "column `{name}` is compressed by {compression}, which is not supported"
             )));
         }
-        // Some writers name a dictionary only in the encodings.
-        let has_dictionary = dictionary.is_some()
-            || meta.encodings().any(|encoding| {
-                matches!(
-                    encoding,
-                    Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
-                )
-            });
         let mut place = ValuePlace {
             dictionary: None,
             data: (start, len),
-            has_dictionary,
+            has_dictionary: has_dictionary(meta),
             uncompressed,
             unpacked_dictionary: 0,
             payload: None,
@@ -338,6 +330,10 @@ impl Parquet {
                     );
                     bytes.opened = bytes.opened.saturating_add(ragged);
                 }
+                FieldKind::Many => {
+                    let many = many_bytes(&places[columns.start], rows);
+                    bytes.opened = bytes.opened.saturating_add(many);
+                }
             }
         }
         bytes.scratch = self.scratch_of(cut, places, rows);
@@ -354,7 +350,7 @@ impl Parquet {
                 together = columns
                     .iter()
                     .map(|leaf| match field.kind {
-                        FieldKind::Ragged { .. } => 0,
+                        FieldKind::Ragged { .. } | FieldKind::Many => 0,
                         FieldKind::Array { width, list, .. } => {
                             let meta = cut.column(*leaf);
                             let plain = is_plain(cut.column(*leaf));
@@ -384,9 +380,24 @@ fn payload_of(pages: &[DataPage]) -> Option<u64> {
         .try_fold(0_u64, |sum, page| sum.checked_add(page.payload?))
 }
 
-/// Whether values may exceed the unpacked pages, even if each dictionary entry counts once.
+/// Whether values may exceed the unpacked pages: of prefix-coded columns even if each dictionary
+/// entry counts once; of lists because an entry is copied for each element that refers to it.
 fn outgrows_pages(meta: &ColumnChunkMetaData) -> bool {
-    meta.column_type() == Type::BYTE_ARRAY && is_prefix_coded(meta)
+    let is_list = meta.column_descr().max_rep_level() > 0;
+    let repeats = is_list && has_dictionary(meta);
+    meta.column_type() == Type::BYTE_ARRAY && (repeats || is_prefix_coded(meta))
+}
+
+fn has_dictionary(meta: &ColumnChunkMetaData) -> bool {
+    // Some writers put 0 for "no dictionary", some name a dictionary only in the encodings.
+    meta.dictionary_page_offset()
+        .is_some_and(|offset| offset > 0)
+        || meta.encodings().any(|encoding| {
+            matches!(
+                encoding,
+                Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
+            )
+        })
 }
 
 fn is_prefix_coded(meta: &ColumnChunkMetaData) -> bool {
@@ -403,6 +414,15 @@ fn ragged_bytes(meta: &ColumnChunkMetaData, place: &ValuePlace, keep: u64) -> u6
         .uncompressed
         .saturating_add(place.unpacked_dictionary)
         .saturating_add(place.payload.unwrap_or(0))
+}
+
+/// Open bytes of a column of lists of byte arrays: the elements, with the heads of their lists.
+fn many_bytes(place: &ValuePlace, rows: u64) -> u64 {
+    let word = size_of::<u32>() as u64;
+    let unpacked = place.uncompressed.saturating_add(place.unpacked_dictionary);
+    rows.saturating_add(place.values)
+        .saturating_mul(word)
+        .saturating_add(place.payload.unwrap_or(unpacked))
 }
 
 /// Whether values can be copied straight from every page, according to the footer.

@@ -11,8 +11,8 @@
 //! access, so a shuffled order needs `Order::windowed`, unless all row
 //! groups fit the memory budget.
 //!
-//! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of numbers
-//! (no lists of lists, maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or
+//! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of all of
+//! them but fixed-length bytes (no lists of lists, maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or
 //! zstd. A row group that takes more than [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is
 //! cut into runs of rows, if the file has an offset index.
 //!
@@ -74,8 +74,9 @@ const CHUNK_BYTES: u64 = 128 << 20;
 /// Dataset of Parquet files, read by row groups.
 ///
 /// Supported: numbers of up to 64 bits (dates and times as integers), booleans, fixed-length bytes,
-/// byte arrays and strings, lists of numbers; nested columns by their dotted names (`image.bytes`);
-/// pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or zstd. Refused, with the column's name:
+/// byte arrays and strings, lists of numbers, and with a stated maximum lists of pictures
+/// ([`images`](ParquetBuilder::images)) and of byte arrays ([`list`](ParquetBuilder::list)); nested
+/// columns by their dotted names (`image.bytes`); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or zstd. Refused, with the column's name:
 /// lists of lists, maps, decimals, other compressions. A null is an error unless
 /// [`ParquetBuilder::nulls`] says otherwise.
 ///
@@ -129,6 +130,8 @@ enum FieldKind {
     },
     /// Any number of bytes; `width` and `keep` belong to list elements.
     Ragged { width: usize, keep: usize },
+    /// Any number of byte arrays, framed as [`Many`](feedline_core::decode::Many).
+    Many,
 }
 
 struct Chunk {
@@ -175,6 +178,14 @@ enum How {
     Stored,
     Image,
     UpTo(usize),
+    Images(usize),
+    List(usize),
+}
+
+impl How {
+    fn is_picture(self) -> bool {
+        matches!(self, Self::Image | Self::Images(_))
+    }
 }
 
 impl Parquet {
@@ -254,7 +265,21 @@ impl ParquetBuilder {
         self.wants(name, vec![name.into()], How::UpTo(max))
     }
 
-    /// Takes every list of any length, and every byte array that is not a picture, with at most
+    /// Takes a column of lists of encoded pictures, such as the frames of a clip, with at most `max`
+    /// pictures per row; decode it with [`Each`](feedline_core::decode::Each). If the elements are
+    /// structures, as in Hugging Face's datasets, their `bytes` are taken. A longer list is an error
+    /// of its sample; a null within a list fails the samples of the chunk, as all nulls do.
+    pub fn images(self, name: &str, max: usize) -> Self {
+        self.wants(name, vec![name.into()], How::Images(max))
+    }
+
+    /// Takes a column of lists of byte arrays or strings, with at most `max` elements per row, as
+    /// [`images`](Self::images) does. `Each::new(Bytes::up_to(64))` makes rows of them.
+    pub fn list(self, name: &str, max: usize) -> Self {
+        self.wants(name, vec![name.into()], How::List(max))
+    }
+
+    /// Takes every list of numbers of any length, and every byte array that is not a picture, with at most
     /// `max` elements, unless it has an [`up_to`](Self::up_to) of its own. Other columns stay as
     /// they are.
     pub fn varying_up_to(mut self, max: usize) -> Self {
@@ -433,6 +458,9 @@ impl Parquet {
                 }
                 FieldKind::Ragged { width, keep } => {
                     column(field.columns.start).ragged(arenas, width, keep, &mut *out, number)?;
+                }
+                FieldKind::Many => {
+                    column(field.columns.start).many(arenas, &mut *out, number)?;
                 }
             }
         }

@@ -2,11 +2,11 @@
 //! is opened.
 //!
 //! Used for columns whose values may exceed their unpacked pages (`DELTA_BYTE_ARRAY` stores only a
-//! value's difference from the value before), and for files whose writer omitted the sizes. `None`
+//! value's difference from the value before; lists may repeat a dictionary's entries), and for files whose writer omitted the sizes. `None`
 //! means malformed pages: opening the chunk reports the damage.
 
-use super::column::{ValuePlace, levels_v1};
-use super::page::{DELTA_BYTE_ARRAY, Header, PageKind, Thrift};
+use super::column::{ValuePlace, levels_v1, rep_levels_v1};
+use super::page::{DELTA_BYTE_ARRAY, Header, PLAIN_DICTIONARY, PageKind, RLE_DICTIONARY, Thrift};
 use super::unpack::Codec;
 use feedline_core::storage::Blob;
 use parquet::basic::Compression;
@@ -69,40 +69,73 @@ pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
     Some(sum)
 }
 
-/// Maximum bytes of the byte arrays in the pages of `place`, without dictionary entries.
+/// Maximum bytes of the byte arrays in the pages of `place`. Dictionary entries count only in lists,
+/// where each value may be a copy of the longest entry.
 pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &ValuePlace) -> Option<u64> {
     let mut buffer = Vec::new();
     let mut unpacked = Vec::new();
     let mut codec = Codec::default();
-    let mut at = place.data.0;
-    let end = place.data.0.checked_add(place.data.1)?;
-    let mut room = place.uncompressed;
+    let mut longest = 0;
+    let mut room = place.uncompressed.saturating_add(place.unpacked_dictionary);
     let mut sum = 0_u64;
-    while at < end {
-        let (header, len) = header(blob, at, end - at, &mut buffer)?;
-        let body = at + len;
-        at = body
-            .checked_add(header.compressed as u64)
-            .filter(|next| *next <= end)?;
-        room = room.checked_sub(header.uncompressed as u64)?;
-        if !matches!(header.kind, PageKind::Data | PageKind::DataV2 { .. }) {
-            continue;
-        }
-        sum = sum.checked_add(header.uncompressed as u64)?;
-        if header.encoding == DELTA_BYTE_ARRAY {
-            read(blob, body, &mut buffer, header.compressed as u64)?;
-            let values = values_of(
-                &header,
-                descr,
-                place.compression,
-                &buffer,
-                &mut unpacked,
-                &mut codec,
-            )?;
-            sum = sum.checked_add(delta_sum(values, header.values)?)?;
+    let parts = place.dictionary.iter().chain([&place.data]);
+    for (start, len) in parts.copied() {
+        let mut at = start;
+        let end = at.checked_add(len)?;
+        while at < end {
+            let (header, len) = header(blob, at, end - at, &mut buffer)?;
+            let body = at + len;
+            at = body
+                .checked_add(header.compressed as u64)
+                .filter(|next| *next <= end)?;
+            room = room.checked_sub(header.uncompressed as u64)?;
+            let is_dictionary = header.kind == PageKind::Dictionary;
+            let is_prefix_coded = header.encoding == DELTA_BYTE_ARRAY;
+            let is_list = descr.max_rep_level() > 0;
+            let refers = is_list && [PLAIN_DICTIONARY, RLE_DICTIONARY].contains(&header.encoding);
+            let is_read = if is_dictionary {
+                is_list
+            } else {
+                is_prefix_coded
+            };
+            let mut values: &[u8] = &[];
+            if is_read {
+                read(blob, body, &mut buffer, header.compressed as u64)?;
+                values = values_of(
+                    &header,
+                    descr,
+                    place.compression,
+                    &buffer,
+                    &mut unpacked,
+                    &mut codec,
+                )?;
+            }
+            match header.kind {
+                PageKind::Dictionary if is_read => longest = longest_of(values)?,
+                PageKind::Dictionary | PageKind::Other => {}
+                _ if refers => {
+                    let most = longest.checked_mul(header.values as u64)?;
+                    sum = sum.checked_add(most)?;
+                }
+                _ => sum = sum.checked_add(header.uncompressed as u64)?,
+            }
+            if is_prefix_coded && !is_dictionary {
+                sum = sum.checked_add(delta_sum(values, header.values)?)?;
+            }
         }
     }
     Some(sum)
+}
+
+/// Length of the longest byte array in a plain page.
+fn longest_of(mut values: &[u8]) -> Option<u64> {
+    let mut longest = 0;
+    while let Some((len, rest)) = values.split_first_chunk::<4>() {
+        let len = u32::from_le_bytes(*len);
+        longest = longest.max(u64::from(len));
+        values = rest.get(len as usize..)?;
+    }
+    Some(longest)
 }
 
 /// The values of a data page, unpacked, without the levels.
@@ -146,7 +179,14 @@ fn values_of<'p>(
     } else {
         body
     };
-    if header.kind == PageKind::Data && descr.max_def_level() > 0 {
+    let leveled = header.kind == PageKind::Data;
+    let lists = leveled && descr.max_rep_level() > 0;
+    let page = if lists {
+        rep_levels_v1(header, page)?.1
+    } else {
+        page
+    };
+    if leveled && descr.max_def_level() > 0 {
         levels_v1(header, page).map(|(_, values)| values)
     } else {
         Some(page)

@@ -21,6 +21,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::Direct => "direct",
         Setting::Documents => "documents",
         Setting::DocumentsMax => "documents_max={}",
+        Setting::Elements => "elements",
         Setting::EpochLen => "epoch_len={}",
         Setting::Finish => "dtype",
         Setting::Flat => "flat",
@@ -68,6 +69,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::WholeData => "shard=None",
         Setting::Workers => "workers={}",
         Setting::Bind
+        | Setting::Each
         | Setting::Epochs
         | Setting::FactsAnew
         | Setting::Padding

@@ -8,10 +8,10 @@ use feedline::dataset::{
     Concat, Dataset, DatasetExt, Images, Mds, Megatron, Missing, Mix, Npy, Npz, Nulls, Parquet,
     ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder, TfRecord, Tokens,
 };
-use feedline::decode::{Bytes, Filter, Image, Limits, PixelLayout};
+use feedline::decode::{Bytes, Each, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
 use feedline::order::Groups;
-use feedline::tensor::{DType, Encoding, Field};
+use feedline::tensor::{DType, EncodedField, Encoding, Field};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Result};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -41,8 +41,9 @@ pub struct Source {
     next_token: Option<bool>,
     vocabulary: Option<u64>,
     cut: Option<bool>,
-    image: Option<String>,
+    image: Option<Names>,
     columns: Option<Vec<String>>,
+    elements: Option<UpTo>,
     stack: Option<String>,
     rows: Option<bool>,
     up_to: Option<UpTo>,
@@ -78,11 +79,20 @@ struct Packing {
     copy: Option<Paths>,
 }
 
-/// The field of the documents, and those beside it.
+/// One name or several: the field of the documents and those beside it, or the fields of pictures.
 #[derive(FromPyObject)]
 enum Names {
     One(String),
     Several(Vec<String>),
+}
+
+impl Names {
+    fn all(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        }
+    }
 }
 
 /// An element of the padding: of all fields, or of each.
@@ -177,11 +187,7 @@ impl Packing {
 
     /// The names that are given.
     fn named(&self) -> &[String] {
-        match &self.field {
-            None => &[],
-            Some(Names::One(name)) => std::slice::from_ref(name),
-            Some(Names::Several(names)) => names,
-        }
+        self.field.as_ref().map_or(&[], Names::all)
     }
 
     /// The fields to pack. By default the only one, or `tokens`.
@@ -331,6 +337,7 @@ impl Source {
             cut: given.take("cut")?,
             image: given.take("image")?,
             columns: given.take("columns")?,
+            elements: given.take("elements")?,
             stack: given.take("stack")?,
             rows: given.take("rows")?,
             up_to: given.take("up_to")?,
@@ -377,7 +384,7 @@ impl Source {
             return Ok(Loader::builder(dataset).decode(decoder));
         }
         let schema = dataset.schema().to_vec();
-        if schema.iter().all(|field| field.encoding != Encoding::Image) {
+        if !schema.iter().any(|field| field.encoding.has_pictures()) {
             pictures.refuse(&self.name_pictures())?;
         }
         if let Some((_, Declared(name, ..))) = self
@@ -403,13 +410,30 @@ impl Source {
                 }
                 Ok(match field.encoding {
                     Encoding::Image => {
-                        let builder = builder.decode_field(&field.name, pictures.decoder(random)?);
+                        // Pictures that are named together are cut alike.
+                        let pair = matches!(&self.image, Some(Names::Several(all)) if all.len() > 1);
+                        let decoder = pictures.decoder(random)?.paired(pair);
+                        let builder = builder.decode_field(&field.name, decoder);
                         pictures
                             .finish()?
                             .into_iter()
                             .fold(builder, |builder, finish| {
                                 builder.finish(&field.name, finish)
                             })
+                    }
+                    Encoding::List { pictures: true, .. } => {
+                        let decoder = Each::new(pictures.decoder_of_lists(random)?);
+                        builder.decode_field(&field.name, decoder)
+                    }
+                    Encoding::List { .. } => {
+                        let most = self.up_to.as_ref().and_then(|up_to| up_to.of(&field.name));
+                        let most = most.ok_or_else(|| {
+                            config(format!(
+                                "{:?} is a list: up_to={{{:?}: NUMBER}}, the most bytes of an element, is missing",
+                                field.name, field.name
+                            ))
+                        })?;
+                        builder.decode_field(&field.name, Each::new(Bytes::up_to(most)))
                     }
                     Encoding::Bytes => {
                         let most = match self.up_to.as_ref().and_then(|up_to| up_to.of(&field.name))
@@ -788,7 +812,43 @@ impl Source {
             .or(self.packed.is_some().then_some(&DOCUMENTS))
     }
 
+    /// The most elements of a column of lists. A number is that of all pictures; in a tar, of all
+    /// endings with a place for the element's number.
+    fn elements(&self, name: &str, is_picture: bool) -> Option<usize> {
+        match &self.elements {
+            Some(UpTo::All(max)) if self.kind == "tar" => name.contains('*').then_some(*max),
+            Some(UpTo::All(max)) => is_picture.then_some(*max),
+            Some(UpTo::Each(each)) => each.get(name).copied(),
+            None => None,
+        }
+    }
+
+    fn refuse_elements(&self) -> Result<()> {
+        let pictures = self.image.iter().flat_map(Names::all);
+        let names: Vec<&String> = pictures.chain(self.columns.iter().flatten()).collect();
+        match &self.elements {
+            Some(UpTo::Each(each)) => match each.keys().find(|name| !names.contains(name)) {
+                Some(name) => Err(config(format!(
+                    "elements names {name:?}, image and columns do not: name it in one of them, too"
+                ))),
+                None => Ok(()),
+            },
+            Some(UpTo::All(_)) if self.kind == "parquet" && self.image.is_none() => Err(config(
+                "elements is a number for image, which is missing: of columns give a dict from name to number",
+            )),
+            Some(UpTo::All(_))
+                if self.kind == "tar" && !names.iter().any(|name| name.contains('*')) =>
+            {
+                Err(config(
+                    "elements is for members with numbers: put * in their ending, as in \"frames.*.jpg\"",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn refuse_foreign(&self) -> Result<()> {
+        self.refuse_elements()?;
         if let Some(UpTo::Each(each)) = &self.up_to {
             let names = || {
                 self.columns
@@ -805,7 +865,7 @@ impl Source {
                 )));
             }
         }
-        let given: [Owned<'_>; 20] = [
+        let given: [Owned<'_>; 21] = [
             ("join", self.join.is_some(), &["images", "tar"]),
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
@@ -837,6 +897,7 @@ impl Source {
                 self.columns.is_some(),
                 &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"],
             ),
+            ("elements", self.elements.is_some(), &["tar", "parquet"]),
             ("stack", self.stack.is_some(), &["parquet"]),
             ("rows", self.rows.is_some(), &["npy", "npz"]),
             (
@@ -871,10 +932,19 @@ impl Source {
     /// Without settings the first sample says what members there are. Members of numbers are
     /// `ENDING:TYPE:COUNT`, as in [`Self::field`].
     fn tar(&self) -> Result<TarBuilder> {
-        let mut builder = self
-            .image
-            .iter()
-            .fold(Tar::builder(), |builder, endings| builder.image(endings));
+        let pictures = self.image.iter().flat_map(Names::all);
+        let mut builder = pictures.fold(Tar::builder(), |builder, endings| {
+            // One of several has the name of its first ending.
+            let name = match &self.image {
+                Some(Names::Several(_)) => endings.split(';').next().unwrap_or_default(),
+                _ => "image",
+            };
+            let field = match self.elements(endings, true) {
+                Some(max) => EncodedField::images(name, max),
+                None => EncodedField::image(name),
+            };
+            builder.field(field, endings)
+        });
         if let Some(file) = &self.index_file {
             builder = builder.index_file(file);
         }
@@ -887,6 +957,9 @@ impl Source {
                 let field = self.field(ending)?;
                 let name = field.name().to_string();
                 return Ok(builder.raw(field, &name));
+            }
+            if let Some(max) = self.elements(ending, false) {
+                return Ok(builder.list(ending, max));
             }
             let is_class = ending == "cls" || ending.ends_with(".cls");
             Ok(if is_class {
@@ -910,12 +983,11 @@ impl Source {
     /// Columns are `NAME:TYPE:COUNT`, as in [`Self::field`], with the types i64 and f32; or
     /// `NAME:bytes`.
     fn tfrecord(&self) -> Result<feedline::dataset::TfRecordBuilder> {
-        let mut builder = self
-            .image
-            .iter()
-            .fold(TfRecord::builder(), |builder, feature| {
-                builder.image(feature)
-            });
+        let pictures = self.image.iter().flat_map(Names::all);
+        let mut builder = pictures.fold(TfRecord::builder(), |builder, feature| match self.image {
+            Some(Names::Several(_)) => builder.field(EncodedField::image(feature), feature),
+            _ => builder.image(feature),
+        });
         builder = builder
             .missing_zero(self.missing_zero == Some(true))
             .context_only(self.context_only == Some(true));
@@ -997,10 +1069,13 @@ impl Source {
     }
 
     fn parquet(&self, path: &Path) -> Result<Parquet> {
-        let mut builder = self
-            .image
-            .iter()
-            .fold(Parquet::builder(), |builder, image| builder.image(image));
+        let pictures = self.image.iter().flat_map(Names::all);
+        let mut builder = pictures.fold(Parquet::builder(), |builder, name| {
+            match self.elements(name, true) {
+                Some(max) => builder.images(name, max),
+                None => builder.image(name),
+            }
+        });
         if self.null_zero == Some(true) {
             builder = builder.nulls(Nulls::Zero);
         }
@@ -1008,8 +1083,14 @@ impl Source {
         if let Some(UpTo::All(max)) = self.most() {
             builder = builder.varying_up_to(*max);
         }
-        let one = |builder: ParquetBuilder, name: &String| match &self.up_to {
-            Some(UpTo::Each(each)) if each.contains_key(name) => builder.up_to(name, each[name]),
+        let one = |builder: ParquetBuilder, name: &String| match (
+            self.elements(name, false),
+            &self.up_to,
+        ) {
+            (Some(max), _) => builder.list(name, max),
+            (None, Some(UpTo::Each(each))) if each.contains_key(name) => {
+                builder.up_to(name, each[name])
+            }
             _ => builder.column(name),
         };
         builder = match &self.stack {
@@ -1099,6 +1180,24 @@ impl Pictures {
     /// Whether a random part is taken, by default with a shuffled order.
     pub fn random(&self, shuffled: bool) -> bool {
         self.augment.unwrap_or(shuffled)
+    }
+
+    /// The decoder of each picture of a list: it makes the values, too, because lists are not
+    /// finished later.
+    fn decoder_of_lists(&self, random: bool) -> Result<Image> {
+        if self.decodes_values() {
+            return Err(config(
+                "lists of pictures have one size: give size, and leave out patches and buckets",
+            ));
+        }
+        // Refuses the same values.
+        self.finish()?;
+        let image = self.values(self.decoder(random)?)?;
+        Ok(image.layout(if self.channels_first()? {
+            PixelLayout::Nchw
+        } else {
+            PixelLayout::Nhwc
+        }))
     }
 
     /// For training a random part and a flip; else the middle, as validation usually has it. Bytes

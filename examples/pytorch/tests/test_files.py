@@ -208,7 +208,7 @@ def test_a_list_of_pictures_is_named_and_no_refused_column_is_offered(tmp_path):
         return values(fn.parquet(tmp_path / "a.parquet", **asked))
 
     for asked in [{}, {"columns": ["images"]}, {"image": "images"}, {"columns": ["images.list.element.bytes"]}]:
-        with pytest.raises(ConfigError, match=r"lists of byte arrays are not supported; choose other columns with `columns`"):
+        with pytest.raises(ConfigError, match=r"give it with `elements`; choose other columns with `columns`"):
             open_by(**asked)
     for asked in ["nothing", "both"]:
         with pytest.raises(ConfigError) as error:

@@ -364,6 +364,9 @@ fn fields(schema: &[EncodedField]) -> u64 {
                 match &field.encoding {
                     Encoding::Image => digest.word(0),
                     Encoding::Bytes => digest.word(1),
+                    Encoding::List { pictures, max } => {
+                        digest.word(4).word(u64::from(*pictures)).word(*max as u64)
+                    }
                     Encoding::Raw {
                         dtype,
                         shape: Shape::Fixed(fixed),
@@ -385,6 +388,14 @@ fn described(schema: &[EncodedField]) -> String {
         .map(|field| match &field.encoding {
             Encoding::Image => format!("{} (a picture)", field.name),
             Encoding::Bytes => format!("{} (bytes)", field.name),
+            Encoding::List { pictures, max } => {
+                let what = if *pictures {
+                    "pictures"
+                } else {
+                    "byte strings"
+                };
+                format!("{} (up to {max} {what})", field.name)
+            }
             Encoding::Raw {
                 dtype,
                 shape: Shape::Fixed(dims),

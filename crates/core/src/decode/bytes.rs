@@ -4,6 +4,7 @@ use super::{Ctx, Decoder};
 use crate::memory::Row;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
 
 /// Delivers encoded bytes (text, JSON, any file) undecoded, as a `u8` vector of up to `max` bytes.
 ///
@@ -104,7 +105,12 @@ impl Decoder for Bytes {
             (Encoding::Bytes | Encoding::Image, Some(batch)) => {
                 Ok(vec![Field::packed(&input.name, self.max, batch)])
             }
-            _ => {
+            (Encoding::List { .. }, _) => {
+                let how = Setting::Each.hint(|each| format!(": decode it with {each}"));
+                let message = format!("field `{}` is {}{how}", input.name, input.encoding);
+                Err(Error::new(ErrorKind::Config, Stage::Build, message))
+            }
+            (Encoding::Raw { .. }, _) => {
                 let message = format!("field `{}` is raw: leave out its decoder", input.name);
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))
             }

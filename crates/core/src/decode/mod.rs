@@ -15,10 +15,14 @@
 //! * The pipeline catches a panic and reports its sample.
 
 pub mod bytes;
+pub mod each;
+pub mod many;
 pub mod raw;
 pub mod single;
 
 pub use bytes::Bytes;
+pub use each::Each;
+pub use many::Many;
 pub use raw::Raw;
 pub use single::Single;
 

@@ -107,6 +107,21 @@ impl ChunkBuf {
         Ok(start..end)
     }
 
+    /// Reserves `len` bytes as [`room`](Self::room) does, directly behind those in use.
+    ///
+    /// Errors: those of [`fixed`](Self::fixed).
+    pub fn next_room(&mut self, len: usize) -> Result<Range<usize>> {
+        let start = self.used;
+        match start
+            .checked_add(len)
+            .filter(|end| *end <= self.memory.len())
+        {
+            Some(end) => self.used = end,
+            None => return self.room(len),
+        }
+        Ok(start..self.used)
+    }
+
     /// The bytes of a range from [`room`](Self::room).
     pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         &mut self.memory.as_mut_slice()[range]
@@ -135,14 +150,9 @@ impl ChunkBuf {
     /// Makes a copy of `bytes` the next row of field `field`. Errors: those of
     /// [`fixed`](Self::fixed).
     pub fn push(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
-        let start = self.used;
-        let end = start + bytes.len();
-        if end > self.memory.len() {
-            self.room(bytes.len())?;
-        }
-        self.used = end;
-        self.memory.as_mut_slice()[start..end].copy_from_slice(bytes);
-        self.place(field, start..end);
+        let range = self.next_room(bytes.len())?;
+        self.memory.as_mut_slice()[range.clone()].copy_from_slice(bytes);
+        self.place(field, range);
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::slot::{Filled, Rows, Slot, Status};
-use crate::tensor::{Element, Field, FieldKey, Spec};
+use crate::tensor::{Element, Field, FieldKey, Shape, Spec};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_base::sync::atomic::Ordering;
@@ -23,6 +23,7 @@ impl Rows {
             written: 0,
             sized: 0,
             stands_in: self.stands_in,
+            element: None,
         }
     }
 
@@ -73,6 +74,16 @@ pub struct Row<'a> {
     sized: u64,
     /// Whether the row gets a substitute sample.
     stands_in: bool,
+    /// The element of a list to which the row is narrowed.
+    element: Option<RowElement>,
+}
+
+/// An element of the lists in a row.
+#[derive(Clone, Copy)]
+struct RowElement {
+    index: usize,
+    /// The field whose elements vary in length, and the field of these lengths.
+    varying: Option<(usize, usize)>,
 }
 
 impl Row<'_> {
@@ -111,7 +122,19 @@ impl Row<'_> {
         let (ptr, len) = self.slot.field_at(field, self.row);
         // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row`
         // borrows the row's unique token mutably, and lent fields were refused above.
-        unsafe { std::slice::from_raw_parts_mut(ptr, len) }
+        let bytes = unsafe { std::slice::from_raw_parts_mut(ptr, len) };
+        match self.element_range(field) {
+            None => bytes,
+            Some(range) => &mut bytes[range],
+        }
+    }
+
+    /// The bytes of the element in `field`, if the row is narrowed to one.
+    #[inline]
+    fn element_range(&self, field: usize) -> Option<std::ops::Range<usize>> {
+        let RowElement { index, .. } = self.element?;
+        let unit = self.spec().fields()[field].unit_bytes();
+        Some(unit * index..unit * (index + 1))
     }
 
     /// The elements of field `field`, like [`bytes_mut`](Self::bytes_mut).
@@ -147,8 +170,10 @@ impl Row<'_> {
         );
         let (ptr, len) = self.slot.field_at(field, self.row);
         // SAFETY: as in `bytes_mut`, with a shared borrow of the `Row`.
-        Ok(bytemuck::cast_slice(unsafe {
-            std::slice::from_raw_parts(ptr, len)
+        let bytes = unsafe { std::slice::from_raw_parts(ptr, len) };
+        Ok(bytemuck::cast_slice(match self.element_range(field) {
+            None => bytes,
+            Some(range) => &bytes[range],
         }))
     }
 
@@ -222,6 +247,9 @@ impl Row<'_> {
     /// for a packed field with lengths in the index, if `len` is neither 0 nor that length.
     pub fn set_len(&mut self, field: impl FieldKey, len: usize) -> Result<()> {
         let field = field.index_in(self.spec())?;
+        if let Some(element) = self.element {
+            return self.set_element_len(element, field, len);
+        }
         let spec = &self.slot.plan.spec.fields()[field];
         if !spec.is_up_to() {
             return Err(shape_error(format!(
@@ -252,6 +280,9 @@ impl Row<'_> {
     /// Errors: [`ErrorKind::Shape`] if the number of bytes does not fit.
     pub fn copy_from(&mut self, field: impl FieldKey, bytes: &[u8]) -> Result<()> {
         let field = field.index_in(self.spec())?;
+        if let Some(element) = self.element {
+            return self.copy_to_element(element, field, bytes);
+        }
         let spec = &self.slot.plan.spec.fields()[field];
         let row_bytes = if spec.varies_by_group() {
             self.slot.row_bytes(field)
@@ -280,6 +311,68 @@ impl Row<'_> {
         self.bytes_mut(field)[..bytes.len()].copy_from_slice(bytes);
         // Only bytes within the length were written; those after it are unchanged.
         self.written = written;
+        Ok(())
+    }
+
+    /// The same row narrowed to element `index` of its lists: a decoder of one element sees the
+    /// place of that element in each field. `varying` is the field whose elements vary in length,
+    /// and the field that gets their lengths.
+    ///
+    /// Call [`set_len`](Self::set_len) with the number of elements first; it zeroes those after
+    /// them. `index` must be below that number.
+    #[doc(hidden)]
+    pub fn element(&mut self, index: usize, varying: Option<(usize, usize)>) -> Row<'_> {
+        Row {
+            element: Some(RowElement { index, varying }),
+            written: 0,
+            sized: 0,
+            ..*self
+        }
+    }
+
+    fn set_element_len(&mut self, element: RowElement, field: usize, len: usize) -> Result<()> {
+        let RowElement { index, varying } = element;
+        let spec = &self.slot.plan.spec.fields()[field];
+        let sizes = varying.filter(|(own, _)| *own == field);
+        let (Some((_, sizes)), Some(max)) = (sizes, element_len(spec)) else {
+            return Err(shape_error(format!(
+                "elements of field `{}` have a fixed shape: their length cannot be set",
+                spec.name()
+            )));
+        };
+        if len > max {
+            return Err(shape_error(format!(
+                "field `{}` takes at most {max}, the sample has {len}",
+                spec.name()
+            )));
+        }
+        let unit = spec.unit_bytes() / max;
+        self.bytes_mut(field)[unit * len..].fill(0);
+        let mut whole = Row {
+            element: None,
+            ..*self
+        };
+        whole.bytes_mut(sizes)[8 * index..][..8].copy_from_slice(&(len as i64).to_ne_bytes());
+        Ok(())
+    }
+
+    fn copy_to_element(&mut self, element: RowElement, field: usize, bytes: &[u8]) -> Result<()> {
+        let spec = &self.slot.plan.spec.fields()[field];
+        let room = spec.unit_bytes();
+        if element.varying.is_some_and(|(own, _)| own == field) {
+            let unit = room / element_len(spec).unwrap_or(1);
+            if !bytes.len().is_multiple_of(unit) {
+                return Err(wrong_bytes(spec, bytes.len()));
+            }
+            self.set_element_len(element, field, bytes.len() / unit)?;
+        } else if bytes.len() != room {
+            return Err(shape_error(format!(
+                "an element of field `{}` takes {room} bytes, the sample has {}",
+                spec.name(),
+                bytes.len()
+            )));
+        }
+        self.bytes_mut(field)[..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
@@ -389,6 +482,14 @@ fn check_dtype<T: Element>(field: &Field) -> Result<()> {
         field.dtype(),
         T::DTYPE
     )))
+}
+
+/// Maximum length of the elements of a list, if they vary.
+fn element_len(field: &Field) -> Option<usize> {
+    match field.shape() {
+        Shape::UpTo { inner, .. } => inner.first().copied().filter(|len| *len > 0),
+        Shape::Fixed(_) => None,
+    }
 }
 
 fn take_once(taken: &mut u64, field: usize, spec: &Spec) -> Result<()> {

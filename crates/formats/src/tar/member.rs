@@ -42,6 +42,24 @@ fn damage<T>(kind: DamageKind, offset: u64, len: u64, message: impl Into<String>
     Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)))
 }
 
+/// Bytes with members: a shard that is scanned, or a part of one in memory.
+pub(super) trait Shard {
+    fn len(&self) -> u64;
+
+    /// Errors: the bytes are not there, or cannot be read.
+    fn bytes(&mut self, offset: u64, len: usize) -> feedline_base::error::Result<&[u8]>;
+}
+
+impl Shard for Scan<'_> {
+    fn len(&self) -> u64 {
+        Scan::len(self)
+    }
+
+    fn bytes(&mut self, offset: u64, len: usize) -> feedline_base::error::Result<&[u8]> {
+        Scan::bytes(self, offset, len)
+    }
+}
+
 /// What the shard contains at an offset.
 pub(super) enum Step {
     Member(Member),
@@ -69,8 +87,30 @@ pub(super) enum MemberKind {
     Other(&'static str),
 }
 
+/// Splits a member's name into its key (the path up to the first dot after the last slash) and its
+/// ending (the rest, in lower case). `Err` names the rule that keeps the name out of all samples.
+pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
+    let base = name
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
+    // WebDataset's notes: `__name__`, or a folder of that name.
+    let first = name.split(|byte| *byte == b'/').next().unwrap_or_default();
+    if first.len() >= 4 && first.starts_with(b"__") && first.ends_with(b"__") {
+        return Err("notes");
+    }
+    match name[base..].iter().position(|byte| *byte == b'.') {
+        Some(0) => Err("hidden"),
+        Some(dot) => Ok((
+            &name[..base + dot],
+            name[base + dot + 1..].to_ascii_lowercase(),
+        )),
+        None => Err("without ending"),
+    }
+}
+
 /// Parses the member at `start`: the offset of its first extension header, or of its own header.
-pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
+pub(super) fn next(scan: &mut impl Shard, start: u64) -> Result<Step> {
     let mut at = start;
     let mut long: Option<Vec<u8>> = None;
     let mut long_link = false;
@@ -156,7 +196,7 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
 }
 
 /// Reads one header block.
-fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize]> {
+fn block(scan: &mut impl Shard, start: u64, at: u64) -> Result<[u8; BLOCK as usize]> {
     let rest = scan.len() - at;
     if rest >= BLOCK {
         let mut block = [0; BLOCK as usize];
@@ -187,7 +227,7 @@ fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize
 }
 
 /// Reads the payload of an extension header.
-fn extension<'s>(scan: &'s mut Scan<'_>, at: u64, size: u64, limit: u64) -> Result<&'s [u8]> {
+fn extension(scan: &mut impl Shard, at: u64, size: u64, limit: u64) -> Result<&[u8]> {
     if size > limit {
         let message = format!("an extension header of {size} bytes; the limit is {limit}");
         return damage(DamageKind::Header, at, BLOCK, message);
@@ -521,4 +561,36 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     canonical
         .then(|| std::str::from_utf8(digits).ok()?.parse().ok())
         .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_split_into_keys_and_endings_like_webdataset() {
+        type Split = std::result::Result<(&'static str, &'static str), &'static str>;
+        let table: [(&str, Split); 11] = [
+            ("a.jpg", Ok(("a", "jpg"))),
+            ("a.seg.PNG", Ok(("a", "seg.png"))),
+            ("d.x/a.jpg", Ok(("d.x/a", "jpg"))),
+            ("../../etc/a.jpg", Ok(("../../etc/a", "jpg"))),
+            ("./a.", Ok(("./a", ""))),
+            ("a", Err("without ending")),
+            ("d.x/a", Err("without ending")),
+            (".a.jpg", Err("hidden")),
+            ("d/._a.jpg", Err("hidden")),
+            ("__notes__", Err("notes")),
+            ("__notes__/a.jpg", Err("notes")),
+        ];
+        for (name, expected) in table {
+            let found = split(name.as_bytes());
+            let found = found.map(|(key, ending)| (key.to_vec(), ending));
+            assert_eq!(
+                found,
+                expected.map(|(key, ending)| (key.as_bytes().to_vec(), ending.as_bytes().to_vec())),
+                "{name}"
+            );
+        }
+    }
 }

@@ -10,6 +10,8 @@
 //! sample are read with one read. Names are keys, never paths: no file is written or opened by
 //! these names.
 //!
+//! Members with a number in their endings can be the elements of one field: see [`TarBuilder::images`].
+//!
 //! Left out, and counted in [`Tar::left_out`]: members with endings that no field asks for, members
 //! without ending, hidden members (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and
 //! devices. Damage: everything that loses samples, mixes them up, or makes another reader see
@@ -21,10 +23,12 @@
 //! the damage detects either kind.
 
 mod ahead;
+mod elements;
 mod member;
 mod samples;
 
-use self::samples::{Len, RECORD, Rule, TarSamples, split};
+use self::member::split;
+use self::samples::{Len, RECORD, Rule, TarSamples};
 use crate::images::EXTENSIONS;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::is_url;
@@ -58,6 +62,7 @@ const FORMAT: &str = "tar 1";
 /// # use feedline_core::tensor::EncodedField; use feedline_formats::Tar;
 /// let train = Tar::open("train-{0000..0127}.tar")?; // `image` from .jpg, .png, …; `label` from .cls
 /// let pairs = Tar::builder().image("jpg;png").field(EncodedField::image("mask"), "seg.png").open("pairs/")?;
+/// let clips = Tar::builder().images("frames.*.jpg", 16).class("cls").open("clips/")?; // .frames.0.jpg, .frames.1.jpg, …
 /// # Ok::<(), feedline_core::Error>(())
 /// ```
 pub struct Tar {
@@ -68,6 +73,8 @@ pub struct Tar {
     /// Bit set of the fields whose bytes may be read in place.
     plain: u32,
     endings: Vec<String>,
+    /// The endings of each list; none for other fields.
+    lists: Vec<Vec<String>>,
     name: String,
 }
 
@@ -143,23 +150,35 @@ impl Tar {
             return Err(none());
         }
         let (source, entry) = self.index.entry(sample, field)?.ok_or_else(none)?;
-        let at = entry.offset.saturating_sub(member::BLOCK);
+        let is_list = !self.lists[field].is_empty();
+        // The entry of a list begins at a header, that of one member behind it.
+        let mut at = match is_list {
+            true => entry.offset,
+            false => entry.offset.saturating_sub(member::BLOCK),
+        };
         let mut block = [0; member::BLOCK as usize];
         let sources = self.index.sources();
-        let site = |error: Error| {
-            error
-                .with_path(sources.path(source))
-                .with_range(at, member::BLOCK)
-                .with_sample(sample)
-        };
-        Blob::of_source(sources, source)?
-            .fill(at, &mut block, "the header")
-            .map_err(site)?;
-        let header = member::MemberHeader::parse(&block);
-        let header =
-            header.map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
-        let name = header.regular().ok_or_else(|| site(none()))?.0;
-        Ok(String::from_utf8_lossy(name).into_owned())
+        let blob = Blob::of_source(sources, source)?;
+        loop {
+            let site = |error: Error| {
+                error
+                    .with_path(sources.path(source))
+                    .with_range(at, member::BLOCK)
+                    .with_sample(sample)
+            };
+            blob.fill(at, &mut block, "the header").map_err(site)?;
+            let header = member::MemberHeader::parse(&block);
+            let header = header
+                .map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
+            if is_list && header.extends() {
+                at = at
+                    .saturating_add(member::BLOCK)
+                    .saturating_add(header.size.next_multiple_of(member::BLOCK));
+                continue;
+            }
+            let name = header.regular().ok_or_else(|| site(none()))?.0;
+            return Ok(String::from_utf8_lossy(name).into_owned());
+        }
     }
 
     /// Keys of the samples of a shard, by a walk over its headers: the index does not keep names.
@@ -236,6 +255,25 @@ impl TarBuilder {
         self.field(EncodedField::image("image"), endings)
     }
 
+    /// Members with these endings become the elements of the field `image`, encoded pictures in the
+    /// order of their numbers: `images("frames.*.jpg", 8)` takes `k.frames.0.jpg`, `k.frames.1.jpg`
+    /// and so on. Decode the field with [`Each`](feedline_core::decode::Each).
+    ///
+    /// Numbers begin at 0; a sample with a gap is damaged. One with more than `max` members is a bad
+    /// sample when it is read. The members of a list are read by one read, with those in between.
+    #[must_use]
+    pub fn images(self, endings: &str, max: usize) -> Self {
+        self.field(EncodedField::images("image", max), endings)
+    }
+
+    /// Members with these endings become byte strings in one field, as in [`images`](Self::images).
+    /// The first ending names the field.
+    #[must_use]
+    pub fn list(self, endings: &str, max: usize) -> Self {
+        let name = endings.split(';').next().unwrap_or_default().to_string();
+        self.field(EncodedField::list(name, max), endings)
+    }
+
     /// Members with these endings become the field `label`, a scalar `i64` parsed from a whole
     /// number as text.
     #[must_use]
@@ -289,6 +327,7 @@ impl TarBuilder {
                     }
                 }
             }
+            Encoding::List { .. } => Len::Many,
             _ => Len::Any,
         };
         self.push(field, endings, len);
@@ -406,7 +445,27 @@ impl TarBuilder {
                 if ending.is_empty() {
                     return bad(format!("field `{}` has an empty ending", field.name));
                 }
-                if known.contains(&ending.as_str()) {
+                let numbers = ending.matches(elements::NUMBER).count();
+                if rule.len == Len::Many && numbers != 1 {
+                    return bad(format!(
+                        "field `{}` is a list: its ending {ending:?} needs one `*`, the place of the \
+                         number",
+                        field.name
+                    ));
+                }
+                if rule.len != Len::Many && numbers > 0 {
+                    let elements = Setting::Elements;
+                    return bad(format!(
+                        "the ending {ending:?} is of a list: give the maximum number of elements \
+                         with {elements}"
+                    ));
+                }
+                let is_taken = known.iter().any(|other| {
+                    *other == ending
+                        || elements::number(other, ending.as_bytes()).is_some()
+                        || elements::number(ending, other.as_bytes()).is_some()
+                });
+                if is_taken {
                     return bad(format!(
                         "two fields take members that end in {ending:?}; the second is `{}`",
                         field.name
@@ -414,7 +473,7 @@ impl TarBuilder {
                 }
                 known.push(ending);
             }
-            let may_lack = matches!(field.encoding, Encoding::Bytes)
+            let may_lack = matches!(field.encoding, Encoding::Bytes | Encoding::List { .. })
                 || field.as_raw().is_some_and(|raw| raw.is_up_to());
             if !rule.required && !may_lack {
                 return bad(format!(
@@ -498,7 +557,15 @@ impl TarBuilder {
         Ok(Tar {
             index,
             classes: mask(&|field| field.rule.len == Len::Class),
-            plain: mask(&|field| field.rule.len != Len::Class),
+            plain: mask(&|field| !matches!(field.rule.len, Len::Class | Len::Many)),
+            lists: self
+                .fields
+                .iter()
+                .map(|field| match field.rule.len {
+                    Len::Many => field.rule.endings.clone(),
+                    _ => Vec::new(),
+                })
+                .collect(),
             endings: self
                 .fields
                 .iter()
@@ -575,9 +642,18 @@ impl Dataset for Tar {
     forward!(self => self.index; len sources);
 
     fn sizes(&self) -> Sizes {
+        let sizes = self.index.sizes();
+        let opened_bytes_max = if self.lists.iter().any(|list| !list.is_empty()) {
+            // A list's head is smaller than the headers of its members.
+            sizes.sample_bytes_max
+        } else if self.classes == 0 {
+            0
+        } else {
+            8
+        };
         Sizes {
-            opened_bytes_max: if self.classes == 0 { 0 } else { 8 },
-            ..self.index.sizes()
+            opened_bytes_max,
+            ..sizes
         }
     }
 
@@ -598,9 +674,13 @@ impl Dataset for Tar {
     fn identity(&self) -> u64 {
         // Hashes the members' locations, not the endings that selected them: the list of default
         // endings may grow.
-        Digest::new("tar")
+        let digest = Digest::new("tar")
             .word(u64::from(self.classes))
-            .word(self.index.places())
+            .word(self.index.places());
+        // The place of a list does not say which of the members in it are its elements.
+        let patterns = self.lists.iter().flatten();
+        patterns
+            .fold(digest, |digest, pattern| digest.bytes(pattern.as_bytes()))
             .end()
     }
 
@@ -633,6 +713,11 @@ impl Framed for Tar {
             .index
             .open(sample, field, bytes)
             .map_err(|error| self.named(&error, sample, field))?;
+        if !self.lists[field].is_empty() {
+            elements::frame(own, &self.lists[field], buffer)
+                .map_err(|error| self.named(&error, sample, field))?;
+            return Ok(buffer);
+        }
         if self.classes & (1 << field) == 0 {
             return Ok(own);
         }
@@ -642,6 +727,9 @@ impl Framed for Tar {
     }
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        if !self.lists[field].is_empty() {
+            return Ok(None);
+        }
         let stored = self
             .index
             .entry(sample, field)?

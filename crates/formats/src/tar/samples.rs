@@ -6,8 +6,9 @@
 //! look like a member.
 
 use super::ahead::bring_headers;
+use super::elements;
 use super::member;
-use super::member::{BLOCK, Member, MemberHeader, MemberKind, Step, Stop};
+use super::member::{BLOCK, Member, MemberHeader, MemberKind, Step, Stop, split};
 use feedline_base::error::Result;
 use feedline_base::setting::Setting;
 use feedline_core::dataset::index::{Entry, FIELDS_MAX, Rows, Scan};
@@ -24,7 +25,8 @@ pub(super) const CLASS_BYTES_MAX: u64 = 32;
 /// Maps members to one field.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
-    /// Accepted endings, in lower case, without the dot.
+    /// Accepted endings, in lower case, without the dot. Those of a list have a place for the
+    /// number.
     pub(super) endings: Vec<String>,
     pub(super) required: bool,
     pub(super) len: Len,
@@ -42,6 +44,17 @@ pub(super) enum Len {
         max: u64,
     },
     Exactly(u64),
+    /// Any: the members are elements of a list.
+    Many,
+}
+
+impl Rule {
+    /// The element's number, if the rule takes members of this ending; 0 for a field of one member.
+    fn takes(&self, ending: &[u8]) -> Option<u32> {
+        self.endings
+            .iter()
+            .find_map(|own| elements::number(own, ending))
+    }
 }
 
 impl Len {
@@ -59,35 +72,55 @@ impl Len {
     }
 }
 
-/// Splits a member's name into its key (the path up to the first dot after the last slash) and its
-/// ending (the rest, in lower case). `Err` names the rule that keeps the name out of all samples.
-pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
-    let base = name
-        .iter()
-        .rposition(|byte| *byte == b'/')
-        .map_or(0, |slash| slash + 1);
-    // WebDataset's notes: `__name__`, or a folder of that name.
-    let first = name.split(|byte| *byte == b'/').next().unwrap_or_default();
-    if first.len() >= 4 && first.starts_with(b"__") && first.ends_with(b"__") {
-        return Err("notes");
-    }
-    match name[base..].iter().position(|byte| *byte == b'.') {
-        Some(0) => Err("hidden"),
-        Some(dot) => Ok((
-            &name[..base + dot],
-            name[base + dot + 1..].to_ascii_lowercase(),
-        )),
-        None => Err("without ending"),
-    }
-}
-
 /// The sample under construction.
 struct Sample {
     key: Vec<u8>,
     start: u64,
     end: u64,
     entries: [Option<Entry>; FIELDS_MAX],
+    /// Fields and numbers of the elements of lists.
+    elements: Vec<(usize, u32)>,
     wrong: Option<(DamageKind, String)>,
+}
+
+impl Sample {
+    /// Adds a member to the entry of its list, which reaches from the first member to the last.
+    fn add_element(
+        &mut self,
+        input: &mut Scan<'_>,
+        start: u64,
+        end: u64,
+        field: usize,
+        checksums: bool,
+    ) -> Result<()> {
+        let entry = self.entries[field].get_or_insert(Entry {
+            offset: start,
+            len: 0,
+            crc: 0,
+        });
+        let from = entry.offset + entry.len;
+        let more = end - from;
+        if checksums {
+            let crc = input.crc(from, more)?;
+            entry.crc = crc32c::crc32c_combine(entry.crc, crc, more as usize);
+        }
+        entry.len += more;
+        Ok(())
+    }
+
+    /// What is wrong with the numbers of a list.
+    fn check_elements(&self, rules: &[Rule]) -> Option<(DamageKind, String)> {
+        let mut lists = (0..rules.len()).filter(|field| rules[*field].len == Len::Many);
+        lists.find_map(|field| {
+            let own = self.elements.iter().filter(|(of, _)| *of == field);
+            let mut numbers: Vec<u32> = own.map(|(_, number)| *number).collect();
+            let what = elements::wrong(&mut numbers)?;
+            let key = String::from_utf8_lossy(&self.key);
+            let endings = rules[field].endings.join(", ");
+            let message = format!("sample {key:?} has of {endings} {what}");
+            Some((DamageKind::Incomplete, message))
+        })
+    }
 }
 
 /// Scans one shard.
@@ -248,13 +281,19 @@ impl<'a> TarSamples<'a> {
             return Ok(());
         };
         sample.end = member.next;
-        let Some(field) = rules
+        let taken = rules
             .iter()
-            .position(|rule| rule.endings.iter().any(|own| own.as_bytes() == ending))
-        else {
+            .enumerate()
+            .find_map(|(field, rule)| Some((field, rule.takes(&ending)?)));
+        let Some((field, number)) = taken else {
             rows.leave_out(&format!(".{}", short(&ending)));
             return Ok(());
         };
+        if rules[field].len == Len::Many {
+            sample.elements.push((field, number));
+            sample.add_element(input, at, member.next, field, checksums)?;
+            return Ok(());
+        }
         if let Some(what) = rules[field].len.wrong(member.len) {
             let message = format!(
                 "member {:?} has {what}",
@@ -305,6 +344,7 @@ impl<'a> TarSamples<'a> {
             start,
             end: start,
             entries: [None; FIELDS_MAX],
+            elements: Vec::new(),
             wrong,
         }
     }
@@ -319,7 +359,8 @@ impl<'a> TarSamples<'a> {
             .iter()
             .zip(&sample.entries)
             .find(|(rule, entry)| rule.required && entry.is_none());
-        let wrong = sample.wrong.or_else(|| {
+        let unnumbered = sample.check_elements(self.rules);
+        let wrong = sample.wrong.or(unnumbered).or_else(|| {
             let endings = missing?.0.endings.join(", ");
             let message = format!(
                 "sample {:?} has no member that ends in {endings}",
@@ -354,7 +395,10 @@ impl<'a> TarSamples<'a> {
         let mut key = Vec::new();
         if let Some(sample) = self.sample.take() {
             key.clone_from(&sample.key);
+            // More elements may follow those of a list.
+            let is_open = self.rules.iter().any(|rule| rule.len == Len::Many);
             if sample.wrong.is_none()
+                && !is_open
                 && sample.entries[..self.rules.len()]
                     .iter()
                     .all(Option::is_some)
@@ -442,36 +486,4 @@ fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
 /// Shortens an ending for display.
 fn short(ending: &[u8]) -> String {
     String::from_utf8_lossy(&ending[..ending.len().min(32)]).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_split_into_keys_and_endings_like_webdataset() {
-        type Split = std::result::Result<(&'static str, &'static str), &'static str>;
-        let table: [(&str, Split); 11] = [
-            ("a.jpg", Ok(("a", "jpg"))),
-            ("a.seg.PNG", Ok(("a", "seg.png"))),
-            ("d.x/a.jpg", Ok(("d.x/a", "jpg"))),
-            ("../../etc/a.jpg", Ok(("../../etc/a", "jpg"))),
-            ("./a.", Ok(("./a", ""))),
-            ("a", Err("without ending")),
-            ("d.x/a", Err("without ending")),
-            (".a.jpg", Err("hidden")),
-            ("d/._a.jpg", Err("hidden")),
-            ("__notes__", Err("notes")),
-            ("__notes__/a.jpg", Err("notes")),
-        ];
-        for (name, expected) in table {
-            let found = split(name.as_bytes());
-            let found = found.map(|(key, ending)| (key.to_vec(), ending));
-            assert_eq!(
-                found,
-                expected.map(|(key, ending)| (key.as_bytes().to_vec(), ending.as_bytes().to_vec())),
-                "{name}"
-            );
-        }
-    }
 }

@@ -1083,8 +1083,9 @@ class Loader(_Native, Generic[Out]):
         cls,
         path: Paths,
         *,
-        image: str | None = None,
+        image: str | Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
+        elements: int | Mapping[str, int] | None = None,
         up_to: int | Mapping[str, int] | None = None,
         index_file: Path | None = None,
         **settings: Unpack[Source],
@@ -1093,9 +1094,14 @@ class Loader(_Native, Generic[Out]):
 
         Fields: `image`; `label` of the member "cls"; other members as bytes, padded to `up_to` (by default the longest), with
         their lengths in NAME.lens. "ids:u16:?" is a member of numbers, of any length up to `up_to`. An index is kept beside each shard (NAME.tar.fdx), or in `index_file`.
+
+        With image=["left.png", "right.png"] pictures are fields of these names. Those of a sample share one crop and one flip;
+        if a random crop meets two sizes, the sample is bad. "frames.*.jpg" is a list of the members frames.0.jpg, frames.1.jpg
+        and so on, at most `elements` (a number, or a dict from ending to number): [elements, height, width, 3], padded by
+        zeros, with their count in NAME.lens.
         """
-        own = {"image": image, "columns": columns, "up_to": up_to, "index_file": index_file}
-        return cls("tar", path, **own, **settings)
+        own: dict[str, Any] = {"image": image, "columns": columns, "up_to": up_to, "index_file": index_file}
+        return cls("tar", path, elements=elements, **own, **settings)
 
     @classmethod
     def parquet(
@@ -1103,7 +1109,8 @@ class Loader(_Native, Generic[Out]):
         path: Paths,
         *,
         columns: Sequence[str] | None = None,
-        image: str | None = None,
+        image: str | Sequence[str] | None = None,
+        elements: int | Mapping[str, int] | None = None,
         stack: str | None = None,
         up_to: int | Mapping[str, int] | None = None,
         null_zero: bool | None = None,
@@ -1113,16 +1120,21 @@ class Loader(_Native, Generic[Out]):
 
         `up_to` is the most elements of lists of any length and of texts, for all or by column; shorter rows are padded, with
         their lengths in NAME.lens. Without it the longest text is looked for when the loader is built.
+
+        With image=["left", "right"] the pictures of a row share one crop and one flip; if a random crop meets two sizes, the
+        row is bad. A column of lists of pictures takes `elements`, the most pictures of a row: [elements, height, width, 3],
+        padded by zeros, with their count in NAME.lens. For lists of texts give elements={NAME: NUMBER} and the most bytes of a
+        text, up_to={NAME: NUMBER}: [elements, up_to] bytes, with the length of each text in NAME.sizes.
         """
-        own = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
-        return cls("parquet", path, **own, **settings)
+        own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
+        return cls("parquet", path, elements=elements, **own, **settings)
 
     @classmethod
     def tfrecord(
         cls,
         path: Paths,
         *,
-        image: str | None = None,
+        image: str | Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         up_to: int | Mapping[str, int] | None = None,
         missing_zero: bool | None = None,
