@@ -16,10 +16,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code, _html, _native, _ranks, _settings, _signals
+from . import _code, _html, _native, _ranks, _settings, _signals, _tables
 from ._native import Loader as _Native
 from ._tensors import Batch
-from .errors import BatchesHeldError, ConfigError, EpochLiveError, ForkedError, StateError
+from .errors import BatchesHeldError, ConfigError, EpochLiveError, FingerprintError, ForkedError, StateError
 
 if TYPE_CHECKING:
     import numpy
@@ -557,6 +557,8 @@ class Loader(_Native, Generic[Out]):
     _fills_groups: bool
     _budgeted: bool
     _multiple: int | None
+    # The version of the table that is read.
+    _snapshot: str | None = None
     # The item of `Batches` that is asked for.
     _offered: _Item | None = None
 
@@ -589,6 +591,8 @@ class Loader(_Native, Generic[Out]):
             raise
         loader._shuffled = settings.get("shuffle") is not None
         loader.drop_last = settings.get("last_batch") == "drop"
+        if (table := settings.get("table")) is not None:
+            loader._snapshot = table["snapshot"]
         loader._lanes = settings.get("lanes") or 1
         loader._is_env = settings["shard"] == "env"
         loader._grouped = settings.get("lengths") is not None or settings.get("sizes") is not None
@@ -814,8 +818,11 @@ class Loader(_Native, Generic[Out]):
         with this state is empty.
         """
         if self._is_chosen():
-            return json.loads(self.state(self._next))
-        return json.loads(self.state() if (end := self._end()) is None else self.state(end, len(self)))
+            state = self.state(self._next)
+        else:
+            state = self.state() if (end := self._end()) is None else self.state(end, len(self))
+        snapshot = {} if self._snapshot is None else {"snapshot": self._snapshot}
+        return json.loads(state) | snapshot
 
     def load_state_dict(self, state: dict[str, Any], *, rebatched: bool = False) -> None:
         """Goes on from `state_dict()`, with the same settings on any number of ranks and workers.
@@ -824,6 +831,11 @@ class Loader(_Native, Generic[Out]):
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"a state is a dict, not {type(state).__name__}: give what `state_dict()` gave")
+        saved = state.get("snapshot")
+        if saved is not None and self._snapshot not in (None, saved):
+            message = f"the state is of {saved}, the loader reads {self._snapshot}; open the one that the run began with"
+            raise FingerprintError(f"{message}, or start a new run")
+        state = {name: value for name, value in state.items() if name != "snapshot"}
         try:
             data = json.dumps(state, separators=(",", ":")).encode()
         except TypeError:
@@ -1067,6 +1079,52 @@ class Loader(_Native, Generic[Out]):
         """
         own = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
         return cls("parquet", path, **own, **settings)
+
+    @classmethod
+    def delta(
+        cls,
+        table: Any,
+        version: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        image: str | None = None,
+        stack: str | None = None,
+        up_to: int | Mapping[str, int] | None = None,
+        null_zero: bool | None = None,
+        **settings: Unpack[Source],
+    ) -> Self:
+        """A Delta table: a path, an address, or a `DeltaTable` of `deltalake`, which reads the log. Other settings as in `parquet`.
+
+        It is one version, by default the latest at this time; a state resumes with this version only. Partition columns have the
+        table's types, dates are days since 1970. Tables with deletion vectors or column mapping are refused.
+        """
+        own: dict[str, Any] = {"image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
+        own["table"], names = _tables.delta(table, version, columns)
+        own["columns"] = _tables.chosen(names, columns, image, stack, settings.get("packed"))
+        return cls("parquet", [""], **own, **settings)
+
+    @classmethod
+    def iceberg(
+        cls,
+        table: Any,
+        snapshot_id: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        image: str | None = None,
+        stack: str | None = None,
+        up_to: int | Mapping[str, int] | None = None,
+        null_zero: bool | None = None,
+        **settings: Unpack[Source],
+    ) -> Self:
+        """An Iceberg table: a `Table` of `pyiceberg`, or the path of a metadata file. Other settings as in `parquet`.
+
+        It is one snapshot, by default the current one; a state resumes with this snapshot only. Tables with deletes or renamed
+        columns are refused.
+        """
+        own: dict[str, Any] = {"image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
+        own["table"], names = _tables.iceberg(table, snapshot_id, columns)
+        own["columns"] = _tables.chosen(names, columns, image, stack, settings.get("packed"))
+        return cls("parquet", [""], **own, **settings)
 
     @classmethod
     def tfrecord(
