@@ -5,8 +5,8 @@ use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet,
-    ParquetBuilder, Records, SafeTensors, Tar, TfRecord, Tokens,
+    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Mds, Megatron, Mix, Npy, Npz,
+    Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Tar, TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;

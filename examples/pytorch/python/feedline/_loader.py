@@ -1098,9 +1098,8 @@ class Loader(_Native, Generic[Out]):
         It is one version, by default the latest at this time; a state resumes with this version only. Partition columns have the
         table's types, dates are days since 1970. Tables with deletion vectors or column mapping are refused.
         """
-        own: dict[str, Any] = {"image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
-        own["table"], names = _tables.delta(table, version, columns)
-        own["columns"] = _tables.chosen(names, columns, image, stack, settings.get("packed"))
+        own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
+        own = _tables.settings(_tables.delta, table, version, own, settings.get("packed"))
         return cls("parquet", [""], **own, **settings)
 
     @classmethod
@@ -1121,9 +1120,8 @@ class Loader(_Native, Generic[Out]):
         It is one snapshot, by default the current one; a state resumes with this snapshot only. Tables with deletes or renamed
         columns are refused.
         """
-        own: dict[str, Any] = {"image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
-        own["table"], names = _tables.iceberg(table, snapshot_id, columns)
-        own["columns"] = _tables.chosen(names, columns, image, stack, settings.get("packed"))
+        own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
+        own = _tables.settings(_tables.iceberg, table, snapshot_id, own, settings.get("packed"))
         return cls("parquet", [""], **own, **settings)
 
     @classmethod

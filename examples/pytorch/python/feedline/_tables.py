@@ -58,14 +58,13 @@ def _refused(table: str, what: str) -> UnsupportedError:
 
 
 def _names(fields: Iterable[Any], before: str = "") -> Iterator[str]:
-    """The columns of a schema of Arrow; those in structures have dotted names."""
+    """The columns of a schema of Delta or Iceberg; those in structures have dotted names."""
     for field in fields:
-        name = before + field.name
-        inner = getattr(field.type, "fields", None)
-        if str(field.type).lower().startswith("struct") and inner is not None:
-            yield from _names(inner, name + ".")
+        kind = field.field_type if hasattr(field, "field_type") else field.type
+        if type(kind).__name__ == "StructType":
+            yield from _names(kind.fields, f"{before}{field.name}.")
         else:
-            yield name
+            yield before + field.name
 
 
 def _table(files: Sequence[str], columns: Sequence[Column], snapshot: str) -> Table:
@@ -74,12 +73,17 @@ def _table(files: Sequence[str], columns: Sequence[Column], snapshot: str) -> Ta
     return {"files": [files[at] for at in order], "columns": sorted_columns, "snapshot": snapshot}
 
 
-def chosen(
-    names: list[str], columns: Sequence[str] | None, image: str | None, stack: str | None, packed: Any
-) -> Sequence[str] | None:
-    """The columns to open: those that are named, or all of the table."""
-    is_named = columns is not None or image is not None or stack is not None or packed is not None
-    return columns if is_named else names
+def settings(read: Callable[..., tuple[Table, list[str]]], table: Any, version: int | None, own: dict[str, Any], packed: Any) -> dict[str, Any]:
+    """The settings of source "parquet" for a version of a table: its files, and its columns unless `own` or `packed` name some."""
+    field = (packed or {}).get("field")
+    named = [*(own["columns"] or ()), *filter(None, [own["image"]]), *([field] if isinstance(field, str) else field or ())]
+    found, names = read(table, version, named or None)
+    roots = {name.split(".")[0] for name in names}
+    if missing := [name for name in named if name.split(".")[0] not in roots]:
+        raise ConfigError(f"{found['snapshot']}: no column {missing[0]!r}; there are {', '.join(names)}")
+    if not named and packed is None:
+        own = own | {"columns": names}
+    return own | {"table": found}
 
 
 def delta(table: Any, version: int | None, columns: Sequence[str] | None) -> tuple[Table, list[str]]:
@@ -106,7 +110,7 @@ def delta(table: Any, version: int | None, columns: Sequence[str] | None) -> tup
             values.append((name, kind, [None if value is None else of(value) for value in given]))
         elif columns is None or name in columns:
             raise _refused(snapshot, f"partition column {name!r} has the type {types[name]}: choose other columns by `columns`")
-    return _table(files, values, snapshot), list(_names(table.schema().to_arrow()))
+    return _table(files, values, snapshot), list(_names(table.schema().fields))
 
 
 def _check_delta(table: Any, metadata: Any, snapshot: str) -> None:
@@ -120,11 +124,10 @@ def _check_delta(table: Any, metadata: Any, snapshot: str) -> None:
         raise _refused(snapshot, f"column mapping ({mapping}): columns have other names in the files")
     if "deletionVectors" not in (protocol.reader_features or ()):
         return
-    rows = sum(len(batch) if hasattr(batch, "__len__") else batch.num_rows for batch in table.deletion_vectors())
-    if rows:
+    if deleted := sum(batch.num_rows for batch in table.deletion_vectors()):
         raise _refused(
             snapshot,
-            f"{rows} files have deletion vectors, whose rows are deleted but still there: rewrite them (Spark: REORG TABLE … "
+            f"{deleted} files have deletion vectors, whose rows are deleted but still there: rewrite them (Spark: REORG TABLE … "
             "APPLY (PURGE)), or open a version before",
         )
 
@@ -152,7 +155,7 @@ def iceberg(table: Any, snapshot_id: int | None, columns: Sequence[str] | None) 
     tasks = list(scan.plan_files()) if number is not None else []
     _check_iceberg(table, schema, tasks, snapshot, columns)
     files = [_place(task.file.file_path) for task in tasks]
-    return _table(files, _identities(table, schema, tasks), snapshot), list(_names(schema.as_arrow()))
+    return _table(files, _identities(table, schema, tasks), snapshot), list(_names(schema.fields))
 
 
 def _check_iceberg(table: Any, schema: Any, tasks: list[Any], snapshot: str, columns: Sequence[str] | None) -> None:
