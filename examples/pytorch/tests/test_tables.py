@@ -42,8 +42,9 @@ def by_polars(table, keys, folder):
 
 def by_duckdb(table, keys, folder):
     duckdb = pytest.importorskip("duckdb")
+    arrow = table  # noqa: F841 - DuckDB finds it by its name.
     names = ", ".join(f'"{key}"' for key in keys)
-    duckdb.sql(f"COPY table TO '{folder}' (FORMAT parquet, PARTITION_BY ({names}))")
+    duckdb.sql(f"COPY arrow TO '{folder}' (FORMAT parquet, PARTITION_BY ({names}))")
 
 
 def by_spark(table, keys, folder):
