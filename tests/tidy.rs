@@ -763,7 +763,7 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
 const HABITS: &[(&str, usize)] = &[
     ("several values in one `let`", 2),
     ("a tuple as a parameter", 0),
-    ("a closure with a name", 427),
+    ("a closure with a name", 426),
 ];
 
 /// `let (a, b) = (x, y);`, whose head is in one line.

@@ -157,5 +157,5 @@ pub use feedline_formats::{
 };
 #[cfg(feature = "parquet")]
 #[doc(inline)]
-pub use feedline_parquet::{Nulls, Parquet, ParquetBuilder};
+pub use feedline_parquet::{FileColumn, FileValues, Nulls, Parquet, ParquetBuilder};
 pub use wrap::*;

@@ -2,6 +2,7 @@
 //! every way.
 #![cfg(feature = "parquet")]
 
+mod keys;
 mod lists;
 mod offsets;
 mod writers;

@@ -10,6 +10,7 @@
 //! headers first. Invariants: a column gives exactly the rows of its chunk, or an error; it never
 //! invents a missing value unless the user asked for zeros.
 
+use super::constants::Constant;
 use super::page::{
     Header, PLAIN, PLAIN_DICTIONARY, Page, PageKind, Pages, RLE, RLE_DICTIONARY, all_defined,
 };
@@ -61,6 +62,24 @@ pub(super) struct ValuePlace {
     pub(super) first_row: u64,
 }
 
+/// Where the values of a chosen column of a chunk come from.
+#[derive(Clone, Debug)]
+pub(super) enum Values {
+    Stored(ValuePlace),
+    /// The same value in each row.
+    Constant(Constant),
+}
+
+impl Values {
+    /// Where the stored bytes are.
+    pub(super) fn place(&self) -> Option<&ValuePlace> {
+        match self {
+            Self::Stored(place) => Some(place),
+            Self::Constant(_) => None,
+        }
+    }
+}
+
 /// Number of columns interleaved at once: with 4 bytes each they fill a cache line.
 pub(super) const TOGETHER: usize = 16;
 
@@ -106,6 +125,60 @@ fn unread(error: ParquetError) -> Error {
             Err(source) => Error::decode("the column cannot be read").with_source(source),
         },
         error => Error::decode("the column cannot be read").with_source(error),
+    }
+}
+
+/// A column of a chunk that is opened.
+pub(super) enum Opened<'a> {
+    Stored(Column<'a>),
+    Constant { value: &'a Constant, rows: usize },
+}
+
+impl Opened<'_> {
+    /// The rows as dense values: `list` values of `width` bytes each.
+    pub(super) fn dense(
+        &self,
+        width: usize,
+        list: usize,
+        scratch: &mut Scratch,
+        arena: usize,
+    ) -> Result<Vec<Segment>> {
+        let (value, rows) = match self {
+            Self::Stored(column) => return column.dense(list, scratch, arena),
+            Self::Constant { value, rows } => (value, *rows),
+        };
+        let arena = &mut scratch.arenas[arena];
+        arena.clear();
+        arena.resize(rows * width * list, 0);
+        if let Some(value) = value {
+            arena
+                .chunks_exact_mut(value.len())
+                .for_each(|row| row.copy_from_slice(value));
+        }
+        Ok(vec![Segment {
+            rows,
+            bytes: SegmentBytes::Arena(0..arena.len()),
+        }])
+    }
+
+    /// Copies rows of any length, as [`Column::ragged`].
+    pub(super) fn ragged(
+        &self,
+        scratch: &mut Scratch,
+        width: usize,
+        keep: usize,
+        out: &mut ChunkBuf,
+        field: usize,
+    ) -> Result<()> {
+        let (value, rows) = match self {
+            Self::Stored(column) => return column.ragged(scratch, width, keep, out, field),
+            Self::Constant { value, rows } => (value.as_deref().unwrap_or_default(), *rows),
+        };
+        // The rows share one copy.
+        let room = out.room(value.len())?;
+        out.bytes_mut(room.clone()).copy_from_slice(value);
+        (0..rows).for_each(|_| out.place(field, room.clone()));
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Footers, read through a blob and checked before use, and their columns.
 
+use super::constants::Constant;
 use super::{ParquetBuilder, page};
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
@@ -29,8 +30,10 @@ pub(super) struct Footer {
     pub(super) len: u64,
     pub(super) version: Meta,
     pub(super) meta: ParquetMetaData,
-    /// All leaf columns, in the order of the file.
+    /// All leaf columns, in the order of the file; then those that it does not store.
     pub(super) leaves: Vec<Leaf>,
+    /// The values of the leaves that the file does not store.
+    pub(super) constants: Vec<Constant>,
     /// Reason why the offset index cannot be used.
     pub(super) no_index: Option<String>,
     /// The whole file, if it is in memory.
@@ -49,6 +52,11 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
+    /// Whether a user means this column by the name.
+    pub(super) fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.descr.path().string() == name
+    }
+
     pub(super) fn described(&self) -> String {
         match self.list {
             List::No => self.arrow.to_string(),
@@ -165,9 +173,29 @@ impl Footer {
             version: blob.look()?,
             meta,
             leaves,
+            constants: Vec::new(),
             no_index: None,
             bytes,
         })
+    }
+
+    /// Number of rows.
+    pub(super) fn rows(&self) -> i64 {
+        let groups = self.meta.row_groups().iter();
+        groups.map(RowGroupMetaData::num_rows).sum()
+    }
+
+    /// Whether there is a column of this name, perhaps a structure.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.leaves
+            .iter()
+            .any(|leaf| leaf.is_called(name) || leaf.descr.path().parts()[0] == name)
+    }
+
+    /// The value of a leaf that the file does not store.
+    pub(super) fn constant(&self, leaf: usize) -> Option<&Constant> {
+        let stored = self.leaves.len() - self.constants.len();
+        leaf.checked_sub(stored).map(|place| &self.constants[place])
     }
 
     /// Adds the page locations, if a row group may have to be cut. A malformed index is not used.

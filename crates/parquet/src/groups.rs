@@ -1,6 +1,6 @@
 //! Cuts row groups into chunks and computes the memory for opening each.
 
-use super::column::{TOGETHER, ValuePlace};
+use super::column::{TOGETHER, ValuePlace, Values};
 use super::footer::Footer;
 use super::offsets::{Claim, DataPage};
 use super::unpack::Codec;
@@ -38,6 +38,14 @@ impl Cut<'_> {
 
     fn column(&self, index: usize) -> &ColumnChunkMetaData {
         self.group.column(self.columns[index])
+    }
+
+    /// Where the values of column `index` are: in all of its pages, or in no file.
+    fn values(&self, index: usize) -> Result<Values> {
+        match self.footer.constant(self.columns[index]) {
+            Some(value) => Ok(Values::Constant(value.clone())),
+            None => self.whole(index).map(Values::Stored),
+        }
     }
 
     /// Location of column `index` in the row group: all of its pages.
@@ -174,8 +182,8 @@ impl Parquet {
         if rows == 0 {
             return Ok(());
         }
-        let places: Box<[ValuePlace]> = (0..cut.columns.len())
-            .map(|index| cut.whole(index))
+        let places: Box<[Values]> = (0..cut.columns.len())
+            .map(|index| cut.values(index))
             .collect::<Result<_>>()?;
         let bytes = self.bytes_of(cut, &places, rows);
         let runs = if bytes.opened > cut.limit {
@@ -200,7 +208,7 @@ impl Parquet {
         file: u32,
         cut: &Cut<'_>,
         rows: Range<u64>,
-        places: Box<[ValuePlace]>,
+        places: Box<[Values]>,
         bytes: ChunkBytes,
     ) {
         let count = rows.end - rows.start;
@@ -225,10 +233,10 @@ impl Parquet {
     fn runs(
         &mut self,
         cut: &Cut<'_>,
-        whole: &[ValuePlace],
+        whole: &[Values],
         rows: u64,
         opened: u64,
-    ) -> Result<Option<Vec<(Range<u64>, Box<[ValuePlace]>)>>> {
+    ) -> Result<Option<Vec<(Range<u64>, Box<[Values]>)>>> {
         let Some(columns) = self.checked_pages(cut, whole, rows)? else {
             return Ok(None);
         };
@@ -236,6 +244,7 @@ impl Parquet {
         // saves.
         let dictionaries = columns
             .iter()
+            .flatten()
             .map(|pages| pages.dictionary.1)
             .fold(0, u64::saturating_add);
         let parts = opened.div_ceil(dictionaries.max(cut.limit)).clamp(1, rows);
@@ -248,16 +257,19 @@ impl Parquet {
                 whole
                     .iter()
                     .enumerate()
-                    .map(|(leaf, whole)| {
-                        let (mut place, payload) = pages_of(whole, &columns[leaf], &range);
+                    .map(|(leaf, values)| {
+                        let (Values::Stored(whole), Some(pages)) = (values, &columns[leaf]) else {
+                            return values.clone();
+                        };
+                        let (mut place, payload) = pages_of(whole, pages, &range);
                         if outgrows_pages(cut.column(leaf)) {
-                            let summed = payload_of(&columns[leaf].data)
+                            let summed = payload_of(&pages.data)
                                 .is_some_and(|sum| Some(sum) == whole.payload);
                             place.payload = payload
                                 .filter(|_| summed)
                                 .or_else(|| cut.counted_payload(leaf, &place));
                         }
-                        place
+                        Values::Stored(place)
                     })
                     .collect(),
             ));
@@ -265,21 +277,25 @@ impl Parquet {
         Ok(Some(runs))
     }
 
-    /// The pages of all chosen columns. `None` if there is no offset index, or if the pages
-    /// contradict it; the dataset's description reports the contradiction.
+    /// The pages of all chosen columns that are stored. `None` if there is no offset index, or if the
+    /// pages contradict it; the dataset's description reports the contradiction.
     ///
     /// Errors: a failed read.
     fn checked_pages(
         &mut self,
         cut: &Cut<'_>,
-        whole: &[ValuePlace],
+        whole: &[Values],
         rows: u64,
-    ) -> Result<Option<Vec<offsets::Pages>>> {
+    ) -> Result<Option<Vec<Option<offsets::Pages>>>> {
         let checked = if let Some(reason) = &cut.footer.no_index {
             Err(reason.clone())
         } else {
             let index = cut.footer.meta.page_index_for_row_group(cut.number);
-            let claims = whole.iter().zip(cut.columns).map(|(whole, column)| {
+            let stored = whole
+                .iter()
+                .zip(cut.columns)
+                .filter_map(|(values, column)| Some((values.place()?, column)));
+            let claims = stored.map(|(whole, column)| {
                 let index = index.offset_index(*column)?;
                 Some(Claim {
                     descr: &cut.footer.leaves[*column].descr,
@@ -294,7 +310,13 @@ impl Parquet {
             offsets::check(&cut.footer.content()?, &claims)?
         };
         let reason = match checked {
-            Ok(pages) => return Ok(Some(pages)),
+            Ok(pages) => {
+                let mut pages = pages.into_iter();
+                let columns = whole
+                    .iter()
+                    .map(|values| values.place().and_then(|_| pages.next()));
+                return Ok(Some(columns.collect()));
+            }
             Err(reason) => reason,
         };
         self.unindexed += 1;
@@ -306,9 +328,9 @@ impl Parquet {
     }
 
     /// Sizes of a chunk with these pages.
-    fn bytes_of(&self, cut: &Cut<'_>, places: &[ValuePlace], rows: u64) -> ChunkBytes {
+    fn bytes_of(&self, cut: &Cut<'_>, places: &[Values], rows: u64) -> ChunkBytes {
         let mut bytes = ChunkBytes::default();
-        for place in places {
+        for place in places.iter().filter_map(Values::place) {
             let dictionary = place.dictionary.map_or(0, |(_, len)| len);
             bytes.encoded = bytes
                 .encoded
@@ -323,11 +345,14 @@ impl Parquet {
                     bytes.opened = bytes.opened.saturating_add(rows.saturating_mul(row));
                 }
                 FieldKind::Ragged { keep, .. } => {
-                    let ragged = ragged_bytes(
-                        cut.column(columns.start),
-                        &places[columns.start],
-                        keep as u64,
-                    );
+                    let ragged = match &places[columns.start] {
+                        Values::Stored(place) => {
+                            ragged_bytes(cut.column(columns.start), place, keep as u64)
+                        }
+                        Values::Constant(value) => {
+                            value.as_ref().map_or(0, |value| value.len() as u64)
+                        }
+                    };
                     bytes.opened = bytes.opened.saturating_add(ragged);
                 }
                 FieldKind::Many => {
@@ -342,7 +367,7 @@ impl Parquet {
 
     /// Heap that a worker needs to open a chunk: the values of the columns interleaved at once, and
     /// the memory for reading one column.
-    fn scratch_of(&self, cut: &Cut<'_>, places: &[ValuePlace], rows: u64) -> u64 {
+    fn scratch_of(&self, cut: &Cut<'_>, places: &[Values], rows: u64) -> u64 {
         let mut together = 0;
         let mut reader = 0;
         for field in &self.fields {
@@ -352,9 +377,10 @@ impl Parquet {
                     .map(|leaf| match field.kind {
                         FieldKind::Ragged { .. } | FieldKind::Many => 0,
                         FieldKind::Array { width, list, .. } => {
-                            let meta = cut.column(*leaf);
-                            let plain = is_plain(cut.column(*leaf));
-                            let in_place = plain && meta.compression() == Compression::UNCOMPRESSED;
+                            let in_place = places[*leaf].place().is_some_and(|place| {
+                                is_plain(cut.column(*leaf))
+                                    && place.compression == Compression::UNCOMPRESSED
+                            });
                             if in_place {
                                 0
                             } else {
@@ -366,8 +392,10 @@ impl Parquet {
                     .max(together);
             }
         }
-        for (leaf, place) in places.iter().enumerate() {
-            reader = reader_bytes(cut.column(leaf), place, rows).max(reader);
+        for (leaf, values) in places.iter().enumerate() {
+            if let Some(place) = values.place() {
+                reader = reader_bytes(cut.column(leaf), place, rows).max(reader);
+            }
         }
         together.saturating_add(reader)
     }

@@ -11,6 +11,9 @@
 //! access, so a shuffled order needs `Order::windowed`, unless all row
 //! groups fit the memory budget.
 //!
+//! Columns may also stand in the names of folders (`label=3/part-0.parquet`), or in a table's log:
+//! `constants` has the rules.
+//!
 //! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of all of
 //! them but fixed-length bytes (no lists of lists, maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or
 //! zstd. A row group that takes more than [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is
@@ -29,6 +32,7 @@
 )]
 
 mod column;
+mod constants;
 mod fields;
 mod footer;
 mod groups;
@@ -39,9 +43,11 @@ mod scan;
 mod unpack;
 
 pub use column::Nulls;
+pub use constants::{FileColumn, FileValues};
 
-use self::column::{Column, Scratch as Arenas, TOGETHER, ValuePlace};
-use self::fields::{SchemaPlan, outside, prune_columns, same_columns};
+use self::column::{Column, Opened, Scratch as Arenas, TOGETHER, Values};
+use self::constants::Constant;
+use self::fields::{SchemaPlan, excludes, prune_columns, same_columns};
 use self::footer::Footer;
 use self::groups::Cut;
 use bytes::Bytes;
@@ -55,12 +61,13 @@ use feedline_core::dataset::{
     ChunkBuf, ChunkBytes, Chunked, Dataset, Digest, Framed, Parts, Sizes,
 };
 use feedline_core::decode::Scratch;
-use feedline_core::storage::listing::expand;
+use feedline_core::storage::listing::expand_keyed;
 use feedline_core::storage::{Extent, Listed, SourceId, Sources};
 use feedline_core::tensor::EncodedField;
 use parquet::schema::types::ColumnDescPtr;
+use std::collections::HashSet;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 feedline_core::debug_by_describe!(Parquet);
@@ -108,6 +115,8 @@ pub struct Parquet {
     unindexed: usize,
     index_doubt: String,
     left_out: Vec<String>,
+    /// The version of a table.
+    snapshot: Option<String>,
     name: String,
 }
 
@@ -139,7 +148,7 @@ struct Chunk {
     group: u32,
     /// Rows of the chunk, counted in the row group.
     rows: Range<u64>,
-    places: Box<[ValuePlace]>,
+    places: Box<[Values]>,
     bytes: ChunkBytes,
 }
 
@@ -151,6 +160,15 @@ impl Chunk {
             places: self.places[columns].into(),
             ..*self
         }
+    }
+
+    /// The columns that are not stored, with their values.
+    fn constants(&self) -> impl Iterator<Item = (usize, &Constant)> {
+        let columns = self.places.iter().enumerate();
+        columns.filter_map(|(column, values)| match values {
+            Values::Stored(_) => None,
+            Values::Constant(value) => Some((column, value)),
+        })
     }
 }
 
@@ -164,6 +182,7 @@ pub struct ParquetBuilder {
     prune: Vec<(String, f64, f64)>,
     varying: Option<usize>,
     skip: bool,
+    snapshot: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -205,6 +224,7 @@ impl Parquet {
             prune: Vec::new(),
             varying: None,
             skip: false,
+            snapshot: None,
         }
     }
 
@@ -316,19 +336,129 @@ impl ParquetBuilder {
         self
     }
 
+    /// Names the version of the table whose files are opened, for the description. A run does not
+    /// resume with another version, even of the same files.
+    pub fn snapshot(mut self, name: impl Into<String>) -> Self {
+        self.snapshot = Some(name.into());
+        self
+    }
+
     /// Opens the files of `pattern`: one file, a folder (`*.parquet` in it), or a pattern with `*`,
     /// `{a,b}`, `{000..127}`. Reads their footers in parallel.
+    ///
+    /// Names of folders such as `label=3` are columns behind the stored ones, with the types that
+    /// pyarrow gives them: `i32` if all values are such integers, else text.
+    /// `__HIVE_DEFAULT_PARTITION__` and a missing key are nulls. Of a folder, the folders in it
+    /// count, and those of this kind are opened, too; of a file or a pattern, all of the path. If a
+    /// file stores the column, the stored values are taken.
     ///
     /// Errors: not Parquet; damage; a column that is missing or has an unsupported type; files
     /// whose chosen columns differ. Each error names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Parquet> {
-        let Listed { files, name, .. } = expand(pattern, &[".parquet", ".parq", ".pq"])?;
-        let footers = parallel_paths(&files, |_, path| Footer::of_file(path.clone(), &self))?;
+        let listed = expand_keyed(pattern, &[".parquet", ".parq", ".pq"])?;
+        let Listed {
+            files,
+            name,
+            folder,
+            ..
+        } = listed;
+        let columns = constants::in_paths(&files, folder.as_deref())?;
+        let name = match &*columns {
+            [] => name,
+            columns => {
+                let names: Vec<_> = columns.iter().map(FileColumn::name).collect();
+                format!("{name}; columns of the paths: {}", names.join(", "))
+            }
+        };
+        self.open_all(&files, &columns, false, name)
+    }
+
+    /// Opens the files of a table, in this order, with columns that the files do not store, such as
+    /// the partition values of a table's log. Names of folders are no columns.
+    ///
+    /// A column that only some files store is null in the others, as in a table to which it was
+    /// added.
+    ///
+    /// Errors: as [`open`](Self::open); a column that has not one value for each file.
+    pub fn open_files(
+        self,
+        files: &[impl AsRef<Path>],
+        columns: impl IntoIterator<Item = FileColumn>,
+    ) -> Result<Parquet> {
+        let files: Vec<PathBuf> = files.iter().map(|file| file.as_ref().into()).collect();
+        let columns: Vec<FileColumn> = columns.into_iter().collect();
+        let Some(first) = files.first() else {
+            let message = match &self.snapshot {
+                Some(snapshot) => format!("the table has no files: {snapshot}"),
+                None => "there are no files".into(),
+            };
+            return Err(Error::new(ErrorKind::Empty, Stage::Index, message));
+        };
+        if let Some(odd) = columns.iter().find(|column| column.len() != files.len()) {
+            return Err(footer::config(format!(
+                "column `{}` has {} values for {} files: give one for each",
+                odd.name(),
+                odd.len(),
+                files.len()
+            )));
+        }
+        let name = match &*files {
+            [_] => first.display().to_string(),
+            [_, others @ ..] => format!("{} and {} more", first.display(), others.len()),
+            [] => String::new(),
+        };
+        self.open_all(&files, &columns, true, name)
+    }
+
+    /// `is_table`: a column that only some files store is null in the others.
+    fn open_all(
+        self,
+        files: &[PathBuf],
+        columns: &[FileColumn],
+        is_table: bool,
+        name: String,
+    ) -> Result<Parquet> {
+        let mut footers = parallel_paths(files, |_, path| Footer::of_file(path.clone(), &self))?;
         let mut sources = Sources::new();
         for footer in &footers {
             sources.add(&footer.path, &footer.version)?;
         }
-        self.finish(sources, &footers, name)
+        let stored = constants::give_values(&mut footers, columns)?;
+        let names = self.names(&footers);
+        let lacking = if is_table {
+            constants::give_nulls(&mut footers, &names)
+        } else {
+            Vec::new()
+        };
+        let all = self.wanted.is_empty();
+        let mut dataset = self.finish(sources, &footers, columns, name)?;
+        let beside = stored
+            .iter()
+            .map(|name| format!("values of `{name}` beside the stored ones"));
+        dataset.left_out.extend(beside);
+        if all {
+            let new = names.iter().filter(|name| !footers[0].has(name));
+            let new =
+                new.map(|name| format!("column `{name}`, which the first file does not have"));
+            dataset.left_out.extend(new);
+        }
+        for (name, count) in lacking {
+            let note = format!("; `{name}` is null in {count} files, which do not store it");
+            dataset.name.push_str(&note);
+        }
+        Ok(dataset)
+    }
+
+    /// The chosen columns, or all of all files.
+    fn names(&self, footers: &[Footer]) -> Vec<String> {
+        if !self.wanted.is_empty() {
+            let columns = self.wanted.iter().flat_map(|wanted| &wanted.columns);
+            return columns.cloned().collect();
+        }
+        let mut seen = HashSet::new();
+        let leaves = footers.iter().flat_map(|footer| &footer.leaves);
+        let new = leaves.filter(|leaf| seen.insert(&leaf.name));
+        new.map(|leaf| leaf.name.clone()).collect()
     }
 
     /// Opens one file in memory.
@@ -339,10 +469,16 @@ impl ParquetBuilder {
         let footer = Footer::of_bytes(&bytes, &self)?;
         let mut sources = Sources::new();
         sources.memory(bytes);
-        self.finish(sources, &[footer], "<memory>".into())
+        self.finish(sources, &[footer], &[], "<memory>".into())
     }
 
-    fn finish(self, sources: Sources, footers: &[Footer], name: String) -> Result<Parquet> {
+    fn finish(
+        self,
+        sources: Sources,
+        footers: &[Footer],
+        constants: &[FileColumn],
+        name: String,
+    ) -> Result<Parquet> {
         let first = &footers[0];
         let layout = SchemaPlan::new(&self.wanted, self.varying, self.skip, first)
             .map_err(|error| error.with_path(&first.path))?;
@@ -363,10 +499,16 @@ impl ParquetBuilder {
             unindexed: 0,
             index_doubt: String::new(),
             left_out: layout.left_out,
+            snapshot: self.snapshot,
             name,
         };
-        for (file, footer) in footers.iter().enumerate() {
-            let columns = same_columns(&layout.leaves, footer)
+        let chosen = footers.iter().map(|footer| {
+            same_columns(&layout.leaves, footer).map_err(|error| error.with_path(&footer.path))
+        });
+        let chosen: Vec<Vec<usize>> = chosen.collect::<Result<_>>()?;
+        constants::check_nulls(footers, &chosen, self.nulls)?;
+        for (file, (footer, columns)) in footers.iter().zip(&chosen).enumerate() {
+            constants::check_stored(footer, file, constants, columns)
                 .map_err(|error| error.with_path(&footer.path))?;
             dataset.add_leaves(
                 columns
@@ -377,9 +519,10 @@ impl ParquetBuilder {
             let prune = prune_columns(&self.prune, footer)
                 .map_err(|error| error.with_path(&footer.path))?;
             for (number, group) in footer.meta.row_groups().iter().enumerate() {
-                if prune.iter().any(|(column, min, max)| {
-                    outside(group.column(*column).statistics(), *min, *max)
-                }) {
+                if prune
+                    .iter()
+                    .any(|(column, min, max)| excludes(footer, group, *column, *min, *max))
+                {
                     dataset.pruned += 1;
                     continue;
                 }
@@ -387,7 +530,7 @@ impl ParquetBuilder {
                     footer,
                     group,
                     number,
-                    columns: &columns,
+                    columns,
                     limit: self.chunk_bytes,
                 };
                 dataset
@@ -413,6 +556,16 @@ impl Parquet {
         self.leaves.push(same.unwrap_or(leaves));
     }
 
+    /// Bytes of the longest value of a column that no file stores.
+    fn longest_constant(&self, column: usize) -> Option<usize> {
+        let values = self.chunks.iter().map(|chunk| &chunk.places[column]);
+        let lengths = values.map(|values| match values {
+            Values::Stored(_) => None,
+            Values::Constant(value) => Some(value.as_ref().map_or(0, |value| value.len())),
+        });
+        lengths.collect::<Option<Vec<_>>>()?.into_iter().max()
+    }
+
     fn open_fields(
         &self,
         chunk: &Chunk,
@@ -423,8 +576,12 @@ impl Parquet {
         let none = Bytes::new();
         let mut pieces = pieces.iter();
         let mut parts = Vec::with_capacity(chunk.places.len());
-        for place in &chunk.places {
+        for values in &chunk.places {
             let mut piece = || pieces.next().unwrap_or(&none);
+            let Some(place) = values.place() else {
+                parts.push((&none, &none));
+                continue;
+            };
             let dictionary = if place.dictionary.is_some() {
                 piece()
             } else {
@@ -432,13 +589,19 @@ impl Parquet {
             };
             parts.push((dictionary, piece()));
         }
-        let column = |leaf: usize| Column {
-            descr: &self.leaves[chunk.file as usize][leaf],
-            place: &chunk.places[leaf],
-            dictionary: parts[leaf].0,
-            data: parts[leaf].1,
-            rows: chunk.rows.clone(),
-            nulls: self.nulls,
+        let column = |leaf: usize| match &chunk.places[leaf] {
+            Values::Constant(value) => Opened::Constant {
+                value,
+                rows: (chunk.rows.end - chunk.rows.start) as usize,
+            },
+            Values::Stored(place) => Opened::Stored(Column {
+                descr: &self.leaves[chunk.file as usize][leaf],
+                place,
+                dictionary: parts[leaf].0,
+                data: parts[leaf].1,
+                rows: chunk.rows.clone(),
+                nulls: self.nulls,
+            }),
         };
         for (number, field) in self.fields.iter().enumerate() {
             match field.kind {
@@ -477,7 +640,7 @@ struct Interleaved<'o> {
 
 /// Decodes up to 16 columns and writes them side by side.
 fn interleave_columns<'c>(
-    columns: impl Iterator<Item = Column<'c>>,
+    columns: impl Iterator<Item = Opened<'c>>,
     width: usize,
     keep: usize,
     list: usize,
@@ -491,7 +654,7 @@ fn interleave_columns<'c>(
     } = out;
     let mut segments = Vec::with_capacity(TOGETHER);
     for (place, column) in columns.enumerate() {
-        segments.push(column.dense(list, arenas, place)?);
+        segments.push(column.dense(width, list, arenas, place)?);
     }
     // A list is one wide value, unless its elements must be narrowed.
     let (width, keep) = if width == keep {
@@ -544,7 +707,7 @@ impl Dataset for Parquet {
         let places: usize = self
             .chunks
             .iter()
-            .map(|chunk| chunk.places.len() * size_of::<ValuePlace>())
+            .map(|chunk| chunk.places.len() * size_of::<Values>())
             .sum();
         let leaves = self.leaves.capacity() * size_of::<Leaves>();
         let index_bytes = leaves
@@ -575,14 +738,19 @@ impl Dataset for Parquet {
                 digest.bytes(leaf.path().string().as_bytes())
             })
         });
-        self.chunks
-            .iter()
-            .fold(digest, |digest, chunk| {
-                digest
-                    .word(u64::from(chunk.file))
-                    .word(u64::from(chunk.group))
-                    .word(chunk.rows.start)
+        let digest = self.chunks.iter().fold(digest, |digest, chunk| {
+            let digest = digest
+                .word(u64::from(chunk.file))
+                .word(u64::from(chunk.group))
+                .word(chunk.rows.start);
+            chunk.constants().fold(digest, |digest, (column, value)| {
+                let digest = digest.word(column as u64).word(u64::from(value.is_some()));
+                digest.bytes(value.as_deref().unwrap_or_default())
             })
+        });
+        let snapshot = self.snapshot.as_deref();
+        snapshot
+            .map_or(digest, |name| digest.bytes(name.as_bytes()))
             .end()
     }
 
@@ -603,8 +771,10 @@ impl Dataset for Parquet {
             [] => String::new(),
             columns => format!("; left out: {}", columns.join("; ")),
         };
+        let snapshot = self.snapshot.as_deref();
+        let snapshot = snapshot.map_or(String::new(), |name| format!("; {name}"));
         format!(
-            "{} rows in {} chunks of {} Parquet files{pruned}{doubt} in {}{left_out}",
+            "{} rows in {} chunks of {} Parquet files{pruned}{doubt} in {}{snapshot}{left_out}",
             self.len(),
             self.chunks.len(),
             self.sources.count(),
@@ -623,6 +793,7 @@ impl Framed for Parquet {
             .map(|chunk| {
                 chunk.places[columns.clone()]
                     .iter()
+                    .filter_map(Values::place)
                     .map(|place| place.data.1)
                     .sum::<u64>()
             })
@@ -636,6 +807,11 @@ impl Framed for Parquet {
             return Err(footer::config(
                 message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}")),
             ));
+        }
+        if let FieldKind::Ragged { .. } = kind
+            && let Some(most) = self.longest_constant(columns.start)
+        {
+            return Ok(Some(most as u64));
         }
         let alone = Self {
             sources: self.sources.clone(),
@@ -657,6 +833,7 @@ impl Framed for Parquet {
             starts: self.starts.clone(),
             index_doubt: String::new(),
             left_out: Vec::new(),
+            snapshot: None,
             name: String::new(),
             ..*self
         };
@@ -685,7 +862,7 @@ impl Chunked for Parquet {
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
         let chunk = &self.chunks[chunk];
         let source = SourceId::at(chunk.file as usize);
-        for place in &chunk.places {
+        for place in chunk.places.iter().filter_map(Values::place) {
             let parts = place.dictionary.iter().chain([&place.data]);
             extents.extend(parts.map(|(offset, len)| Extent {
                 source,

@@ -5,8 +5,9 @@ use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Missing, Mix, Npy, Npz, Nulls, Parquet,
-    ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder, TfRecord, Tokens,
+    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Mds, Megatron, Missing, Mix, Npy,
+    Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder, TfRecord,
+    Tokens,
 };
 use feedline::decode::{Bytes, Each, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
@@ -64,6 +65,46 @@ pub struct Source {
     key: Option<String>,
     missing: Option<String>,
     join_columns: Option<Vec<String>>,
+    table: Option<TableFiles>,
+}
+
+/// Files of a table, of which another library has read the log.
+struct TableFiles {
+    files: Vec<PathBuf>,
+    columns: Vec<FileColumn>,
+    snapshot: String,
+}
+
+impl TableFiles {
+    fn of(table: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let given = |name| {
+            let value = table.get_item(name)?;
+            value.ok_or_else(|| PyTypeError::new_err(format!("table: {name} is missing")))
+        };
+        let columns: Vec<(String, String, Bound<'_, PyAny>)> = given("columns")?.extract()?;
+        let columns = columns.into_iter().map(|(name, kind, values)| {
+            let values = match kind.as_str() {
+                "bool" => FileValues::Bool(values.extract()?),
+                "i8" => FileValues::I8(values.extract()?),
+                "i16" => FileValues::I16(values.extract()?),
+                "i32" => FileValues::I32(values.extract()?),
+                "i64" => FileValues::I64(values.extract()?),
+                "f32" => FileValues::F32(values.extract()?),
+                "f64" => FileValues::F64(values.extract()?),
+                "text" => FileValues::Text(values.extract()?),
+                other => {
+                    let message = format!("table: column {name:?} of type {other:?}");
+                    return Err(PyTypeError::new_err(message));
+                }
+            };
+            Ok(FileColumn::new(name, values))
+        });
+        Ok(Self {
+            files: given("files")?.extract()?,
+            columns: columns.collect::<PyResult<_>>()?,
+            snapshot: given("snapshot")?.extract()?,
+        })
+    }
 }
 
 /// Rows of documents.
@@ -361,6 +402,10 @@ impl Source {
             key: given.take("key")?,
             missing: given.take("missing")?,
             join_columns: given.take("join_columns")?,
+            table: given
+                .take::<Py<PyDict>>("table")?
+                .map(|table| TableFiles::of(table.bind(given.py())))
+                .transpose()?,
         })
     }
 
@@ -865,7 +910,7 @@ impl Source {
                 )));
             }
         }
-        let given: [Owned<'_>; 21] = [
+        let given: [Owned<'_>; 22] = [
             ("join", self.join.is_some(), &["images", "tar"]),
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
@@ -908,6 +953,7 @@ impl Source {
                 ],
             ),
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
+            ("table", self.table.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
         ];
         let index: Owned<'_> = (
@@ -1097,7 +1143,12 @@ impl Source {
             Some(name) => builder.stack(name, columns),
             None => columns.iter().fold(builder, one),
         };
-        builder.open(path)
+        match &self.table {
+            Some(table) => builder
+                .snapshot(&table.snapshot)
+                .open_files(&table.files, table.columns.iter().cloned()),
+            None => builder.open(path),
+        }
     }
 
     fn npy(&self, path: &Path) -> Result<Npy> {

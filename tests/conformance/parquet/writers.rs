@@ -472,7 +472,7 @@ fn files_of_any_two_writers_with_equal_values_are_one_dataset() {
 
 /// A footer whose schema is `columns`, each the fields of an element behind its name, on the pages
 /// of a real file.
-fn annotated(columns: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
+pub(super) fn annotated(columns: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     use parquet::data_type::Int32Type;
     use parquet::file::writer::SerializedFileWriter;
     let schema = parquet::schema::parser::parse_message_type(columns).unwrap();

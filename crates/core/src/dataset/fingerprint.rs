@@ -112,7 +112,8 @@ impl Fingerprint {
         }
         if same_shards && self.identity != saved.identity {
             let what = "the ids mean other samples of the same files: another split, subset or \
-                 window, other classes or labels, or another choice of columns or members";
+                 window, other classes or labels, another choice of columns or members, or another \
+                 snapshot of a table";
             differences.push(what.into());
         }
         let message = format!(

@@ -27,6 +27,8 @@ pub struct Listed {
     pub name: String,
     /// Number of entries left out, by ending.
     pub left_out: BTreeMap<String, u64>,
+    /// The folder, if these are the files of one folder, or of all folders in it.
+    pub folder: Option<PathBuf>,
 }
 
 /// The files that match `pattern`, in the order of their names (numbers in braces in the written
@@ -43,9 +45,20 @@ pub struct Listed {
 /// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a subfolder with
 /// such files.
 pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
-    let pattern = pattern.as_ref();
+    listed(pattern.as_ref(), endings, false)
+}
+
+/// Like [`expand`], for data with columns in the names of folders: a folder's subfolders named
+/// `key=value` are included, with all folders in them, and its files that begin with `_` are left
+/// out.
+pub fn expand_keyed(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
+    listed(pattern.as_ref(), endings, true)
+}
+
+fn listed(pattern: &Path, endings: &[&str], keyed: bool) -> Result<Listed> {
     let mut found = FoundFiles {
         endings,
+        keyed,
         files: Vec::new(),
         left_out: BTreeMap::new(),
     };
@@ -81,15 +94,27 @@ pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     let FoundFiles {
         files, left_out, ..
     } = found;
+    let inner = pattern
+        .to_str()
+        .and_then(|text| text.strip_suffix("/**"))
+        .filter(|folder| !is_pattern(folder) && first_braces(folder).is_none());
+    let folder = if is_folder {
+        Some(pattern)
+    } else {
+        inner.map(Path::new)
+    };
     Ok(Listed {
         files,
         name: format!("{}{others}", pattern.display()),
         left_out,
+        folder: folder.map(Path::to_path_buf),
     })
 }
 
 struct FoundFiles<'a> {
     endings: &'a [&'a str],
+    /// Whether folders named `key=value` hold data, and files that begin with `_` do not.
+    keyed: bool,
     files: Vec<PathBuf>,
     left_out: BTreeMap<String, u64>,
 }
@@ -139,7 +164,10 @@ impl FoundFiles<'_> {
                 None => {
                     for path in looked_up(name)? {
                         match path.is_dir() {
-                            true => self.inner(path)?,
+                            true => {
+                                let dir = path.parent().unwrap_or(&path).to_path_buf();
+                                self.inner(path, &dir)?
+                            }
                             false if is_index(path.as_os_str()) => {}
                             false => self.files.push(path),
                         }
@@ -162,6 +190,7 @@ impl FoundFiles<'_> {
         let dir = fixed.rfind('/').map_or("./", |end| &fixed[..=end]);
         let mut all = FoundFiles {
             endings: &[],
+            keyed: false,
             files: Vec::new(),
             left_out: BTreeMap::new(),
         };
@@ -198,7 +227,9 @@ impl FoundFiles<'_> {
                     _ if is_index(&name) => {}
                     _ if kind == FileKind::Odd => self.leave_out(ODD.into()),
                     _ if ending == "hidden" => self.leave_out(ending),
-                    true if inner == ListingInner::Refused => self.inner(path)?,
+                    true if inner == ListingInner::Refused && !self.is_key(&name) => {
+                        self.inner(path, dir)?
+                    }
                     true if inner == ListingInner::Taken
                         && name.as_encoded_bytes().starts_with(b"_") =>
                     {
@@ -209,6 +240,9 @@ impl FoundFiles<'_> {
                             follow(&path, dir)?;
                         }
                         todo.push(path);
+                    }
+                    false if self.keyed && name.as_encoded_bytes().starts_with(b"_") => {
+                        self.leave_out("beginning with _".into())
                     }
                     false if wanted(&name, self.endings) => self.files.push(path),
                     false => self.leave_out(ending),
@@ -231,8 +265,14 @@ impl FoundFiles<'_> {
         *self.left_out.entry(what).or_default() += 1;
     }
 
-    /// Counts a subfolder, or refuses it.
-    fn inner(&mut self, dir: PathBuf) -> Result<()> {
+    /// Whether the name of a folder is a column and its value.
+    fn is_key(&self, name: &OsStr) -> bool {
+        let name = name.as_encoded_bytes();
+        self.keyed && !name.starts_with(b"_") && name.contains(&b'=')
+    }
+
+    /// Counts a subfolder of `root`, or refuses it.
+    fn inner(&mut self, dir: PathBuf, root: &Path) -> Result<()> {
         let refused = |message: String| {
             Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(&dir))
         };
@@ -240,7 +280,7 @@ impl FoundFiles<'_> {
             return refused("a folder has the name of a dataset file".into());
         }
         if self.holds_data(&dir) {
-            let all = dir.parent().unwrap_or(&dir).join("**");
+            let all = root.join("**");
             let message =
                 format!("a subfolder holds data: give the pattern {all:?} to take its files, too");
             return refused(message);

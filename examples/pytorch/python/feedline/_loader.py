@@ -16,10 +16,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Generic, Iterator, Literal, Mapping, Sequence, TypedDict, TypeVar
 
-from . import _code, _html, _native, _ranks, _settings, _signals
+from . import _code, _html, _native, _ranks, _settings, _signals, _tables
 from ._native import Loader as _Native
 from ._tensors import Batch
-from .errors import BatchesHeldError, ConfigError, EpochLiveError, ForkedError, StateError
+from .errors import BatchesHeldError, ConfigError, EpochLiveError, FingerprintError, ForkedError, StateError
 
 if TYPE_CHECKING:
     import numpy
@@ -514,13 +514,23 @@ def estimate(loader: Loader[Any], step_s: float, seconds: float = 3.0) -> dict[s
             return loader.estimate(step_s)
 
 
+#: The entry of a state that names the version of a table; the rest of a state is the loader's.
+_VERSION = "snapshot"
+
+
 def _state(state: Mapping[str, Any]) -> bytes:
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a dict, not {type(state).__name__}: give what `state_dict()` gave")
+    own = {name: value for name, value in state.items() if name != _VERSION}
     try:
-        return json.dumps(state, separators=(",", ":")).encode()
+        return json.dumps(own, separators=(",", ":")).encode()
     except TypeError:
         raise StateError("this dict is no state, which has numbers and strings: give what `state_dict()` gave") from None
+
+
+def _moved(state: Mapping[str, Any], moved: str) -> dict[str, Any]:
+    version = {_VERSION: state[_VERSION]} if _VERSION in state else {}
+    return json.loads(moved) | version
 
 
 def state_at(state: Mapping[str, Any], samples: int) -> dict[str, Any]:
@@ -530,7 +540,7 @@ def state_at(state: Mapping[str, Any], samples: int) -> dict[str, Any]:
     samples that `last_batch="drop"` leaves out do not count. Within a batch the rest of it comes first, and the batches behind it
     begin earlier. With `lengths` or `buckets` count batches, by `state_trained`.
     """
-    return json.loads(_native.state_at(_state(state), _settings.whole("samples", samples)))
+    return _moved(state, _native.state_at(_state(state), _settings.whole("samples", samples)))
 
 
 def state_trained(state: Mapping[str, Any], epoch: int, batch: int) -> dict[str, Any]:
@@ -543,7 +553,7 @@ def state_trained(state: Mapping[str, Any], epoch: int, batch: int) -> dict[str,
     The frontier stands at the first batch that is not trained, and skips those behind it that are. A batch that was trained
     before is an error, and so are more ranges of early batches than 1 KiB holds.
     """
-    return json.loads(_native.state_trained(_state(state), _settings.epoch(epoch), _settings.whole("batch", batch)))
+    return _moved(state, _native.state_trained(_state(state), _settings.epoch(epoch), _settings.whole("batch", batch)))
 
 
 def ramp(start: int, end: int, before: Sequence[float], after: Sequence[float]) -> list[tuple[int, list[float]]]:
@@ -602,6 +612,8 @@ class Loader(_Native, Generic[Out]):
     _fills_groups: bool
     _budgeted: bool
     _multiple: int | None
+    # The version of the table that is read.
+    _table: str | None = None
     # The item of `Batches` that is asked for.
     _offered: _Item | None = None
 
@@ -634,6 +646,8 @@ class Loader(_Native, Generic[Out]):
             raise
         loader._shuffled = settings.get("shuffle") is not None
         loader.drop_last = settings.get("last_batch") == "drop"
+        if (table := settings.get("table")) is not None:
+            loader._table = table["snapshot"]
         loader._lanes = settings.get("lanes") or 1
         loader._is_env = settings["shard"] == "env"
         loader._grouped = settings.get("lengths") is not None or settings.get("sizes") is not None
@@ -868,8 +882,10 @@ class Loader(_Native, Generic[Out]):
         with this state is empty.
         """
         if self._is_chosen():
-            return json.loads(self.state(self._next))
-        return json.loads(self.state() if (end := self._end()) is None else self.state(end, len(self)))
+            state = self.state(self._next)
+        else:
+            state = self.state() if (end := self._end()) is None else self.state(end, len(self))
+        return json.loads(state) | ({} if self._table is None else {_VERSION: self._table})
 
     def load_state_dict(self, state: dict[str, Any], *, rebatched: bool = False) -> None:
         """Goes on from `state_dict()`, with the same settings on any number of ranks and workers.
@@ -877,6 +893,10 @@ class Loader(_Native, Generic[Out]):
         With `rebatched` the global batch and `last_batch` may differ: the samples stay in order, in other batches.
         """
         data = _state(state)
+        version = state.get(_VERSION)
+        if version is not None and self._table not in (None, version):
+            message = f"the state is of {version}, the loader reads {self._table}; open the one that the run began with"
+            raise FingerprintError(f"{message}, or start a new run")
         try:
             self.resume(data, rebatched)
         except EpochLiveError:
@@ -1128,6 +1148,50 @@ class Loader(_Native, Generic[Out]):
         """
         own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
         return cls("parquet", path, elements=elements, **own, **settings)
+
+    @classmethod
+    def delta(
+        cls,
+        table: Any,
+        version: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        image: str | None = None,
+        stack: str | None = None,
+        up_to: int | Mapping[str, int] | None = None,
+        null_zero: bool | None = None,
+        **settings: Unpack[Source],
+    ) -> Self:
+        """A Delta table: a path, an address, or a `DeltaTable` of `deltalake`, which reads the log. Other settings as in `parquet`.
+
+        It is one version, by default the latest at this time; a state resumes with this version only. Partition columns have the
+        table's types, dates are days since 1970. Tables with deletion vectors or column mapping are refused.
+        """
+        own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
+        own = _tables.settings(_tables.delta, table, version, own, settings.get("packed"))
+        return cls("parquet", [""], **own, **settings)
+
+    @classmethod
+    def iceberg(
+        cls,
+        table: Any,
+        snapshot_id: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        image: str | None = None,
+        stack: str | None = None,
+        up_to: int | Mapping[str, int] | None = None,
+        null_zero: bool | None = None,
+        **settings: Unpack[Source],
+    ) -> Self:
+        """An Iceberg table: a `Table` of `pyiceberg`, or the path of a metadata file. Other settings as in `parquet`.
+
+        It is one snapshot, by default the current one; a state resumes with this snapshot only. Tables with deletes or renamed
+        columns are refused.
+        """
+        own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
+        own = _tables.settings(_tables.iceberg, table, snapshot_id, own, settings.get("packed"))
+        return cls("parquet", [""], **own, **settings)
 
     @classmethod
     def tfrecord(

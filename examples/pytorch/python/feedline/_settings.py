@@ -31,7 +31,7 @@ ELSEWHERE = {
 
 
 #: Settings that are objects and functions, not values.
-_OBJECTS = {"device", "dtype", "map_batch", "adds", "decoders", "sharding", "streams", "samples"}
+_OBJECTS = {"device", "dtype", "map_batch", "adds", "decoders", "sharding", "streams", "samples", "table"}
 _PLAIN = {bool, int, float, str, type(None)}
 
 

@@ -41,6 +41,8 @@ __all__ = [
     "megatron",
     "webdataset",
     "parquet",
+    "delta",
+    "iceberg",
     "tfrecord",
     "mds",
     "npy",
@@ -438,6 +440,8 @@ tokens = Loader.tokens
 megatron = Loader.megatron
 webdataset = Loader.webdataset
 parquet = Loader.parquet
+delta = Loader.delta
+iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
 mds = Loader.mds
 npy = Loader.npy

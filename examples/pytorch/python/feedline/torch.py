@@ -46,6 +46,8 @@ __all__ = [
     "copy_into",
     "cu_seqlens",
     "dataset",
+    "delta",
+    "iceberg",
     "images",
     "megatron",
     "mds",
@@ -376,6 +378,8 @@ tokens = Loader.tokens
 megatron = Loader.megatron
 webdataset = Loader.webdataset
 parquet = Loader.parquet
+delta = Loader.delta
+iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
 mds = Loader.mds
 npy = Loader.npy
