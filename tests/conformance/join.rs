@@ -227,7 +227,15 @@ const CASES: &[Case] = &[
             "by file name without ending on both sides",
         )),
     ),
-    // The first rule that finds a row is that of all rows.
+    // One rule holds for all rows: one that finds most of them.
+    (
+        &["a.jpg", "b.jpg", "c.jpg"],
+        "k,v\na,1\nb,2\nc.jpg,3\n",
+        Ok((
+            &[["a.jpg", "1"], ["b.jpg", "2"]],
+            "1 samples without a row: \"c.jpg\"; 1 rows without a sample: \"c.jpg\" (line 4)",
+        )),
+    ),
     (
         &["a.jpg", "b.jpg"],
         "k,v\na.jpg,1\nb,2\n",

@@ -1,7 +1,7 @@
 //! Samples joined by name to the rows of another dataset: labels, captions or latents kept apart.
 //!
 //! ```text
-//! left   a.jpg  b.jpg  c.jpg                 keys ──first rule that finds a row──► pairs
+//! left   a.jpg  b.jpg  c.jpg                 keys ──one rule for all──► pairs
 //! right  c  b  d   (file names without ending)        sample 0 = (b.jpg, row 1), sample 1 = (c.jpg, row 0)
 //!                                                     told: a.jpg has no row, row d has no sample
 //! ```
@@ -9,9 +9,9 @@
 //! Fields are those of the left side, then those of the right one. Keys are compared when the join
 //! is opened, from names alone, and are not kept: a pair takes 4 bytes, 8 if samples are left out.
 //!
-//! Rules, of which the first that finds any row holds for all: equal keys; the sample's file name;
-//! its path without ending; its file name without ending; the file names of both sides; those without
-//! ending.
+//! Rules: equal keys; the sample's file name; its path without ending; its file name without ending;
+//! the file names of both sides; those without ending. One rule holds for all: the first that finds a
+//! partner for most of the smaller side, else the one that finds the most.
 //!
 //! Limits: 2^32 - 2 samples on each side; samples with random access. Invariants: a sample has at
 //! most one row and a row at most one sample, else the join is refused; nothing is left out that
@@ -274,6 +274,7 @@ struct Matching<'d> {
 /// The partner of each sample and of each row, or `NONE`.
 struct Matched {
     rule: &'static Rule,
+    pairs: usize,
     row_of: Vec<u32>,
     sample_of: Vec<u32>,
 }
@@ -296,13 +297,28 @@ impl Matching<'_> {
             let what = self.row(first) + " and " + &self.row(again);
             return Err(refused(format!("key {} occurs twice: {what}", shown(key))));
         }
+        let most = self.samples.len().min(self.rows.len()) / 2;
+        let mut best: Option<Matched> = None;
         for rule in &RULES {
             if index.form != rule.right {
                 index = RowsByKey::of(&self.rows, rule.right);
             }
-            if let Some(matched) = self.by(rule, &index)? {
-                return Ok(matched);
+            let matched = match (self.by(rule, &index), &best) {
+                (Err(error), None) => return Err(error),
+                // A weaker rule may be ambiguous.
+                (Err(_), Some(_)) => continue,
+                (Ok(matched), _) => matched,
+            };
+            if matched.pairs > best.as_ref().map_or(0, |best| best.pairs) {
+                let is_enough = matched.pairs > most;
+                best = Some(matched);
+                if is_enough {
+                    break;
+                }
             }
+        }
+        if let Some(best) = best {
+            return Ok(best);
         }
         let message = format!(
             "no sample of {} has the key of a row of {}: samples are such as {}, rows such as {}",
@@ -314,12 +330,11 @@ impl Matching<'_> {
         Err(refused(message))
     }
 
-    /// The pairs by this rule; `None` if there is none. Errors: several samples or rows with one
-    /// key.
-    fn by(&self, rule: &'static Rule, index: &RowsByKey<'_>) -> Result<Option<Matched>> {
+    /// The pairs by this rule. Errors: several samples or rows with one key.
+    fn by(&self, rule: &'static Rule, index: &RowsByKey<'_>) -> Result<Matched> {
         let mut row_of = vec![NONE; self.samples.len()];
         let mut sample_of = vec![NONE; self.rows.len()];
-        let mut found = false;
+        let mut pairs = 0;
         for (sample, key) in (0..).zip(self.samples.iter()) {
             let form = rule.left.of(key);
             let Some(row) = index.rows.get(form).copied() else {
@@ -331,7 +346,7 @@ impl Matching<'_> {
             } else if let Some(again) = index.twice.get(form) {
                 self.row(row) + " and " + &self.row(*again)
             } else {
-                found = true;
+                pairs += 1;
                 row_of[sample as usize] = row;
                 sample_of[row as usize] = sample;
                 continue;
@@ -342,11 +357,12 @@ impl Matching<'_> {
                 rule.name
             )));
         }
-        Ok(found.then_some(Matched {
+        Ok(Matched {
             rule,
+            pairs,
             row_of,
             sample_of,
-        }))
+        })
     }
 
     /// A row, for people.
