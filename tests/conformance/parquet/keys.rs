@@ -152,7 +152,8 @@ fn what_the_paths_do_not_tell_is_refused_by_name() {
         assert_eq!(sorted(&found), sorted(expected), "{files:?}");
     }
     // The stored values count, and the description says so.
-    let dataset = Parquet::open(folder(&["l=7/a"], &["l", "x"]).path("d")).unwrap();
+    let dir = folder(&["l=7/a"], &["l", "x"]);
+    let dataset = Parquet::open(dir.path("d")).unwrap();
     assert!(
         dataset.describe().contains("values of `l` beside"),
         "{}",
