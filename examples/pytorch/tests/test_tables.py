@@ -212,11 +212,12 @@ def test_what_a_delta_table_has_beyond_files_is_refused_by_name(tmp_path):
     inline = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg0rr91"
     vector = {"storageType": "i", "pathOrInlineDv": inline, "sizeInBytes": 34, "cardinality": 1}
     log(vectors, 1, feature("deletionVectors"))
-    same(fn.delta(vectors), deltalake.DeltaTable(vectors).to_pyarrow_table())
+    # deltalake's own reader refuses the feature even where no file has a vector.
+    same(fn.delta(vectors), pa.table({"id": [1, 2, 3]}))
     log(vectors, 2, {"remove": {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}}, {"add": add | {"deletionVector": vector}})
     with pytest.raises(UnsupportedError, match="version 2: 1 files have deletion vectors"):
         fn.delta(vectors)
-    same(fn.delta(vectors, 1), deltalake.DeltaTable(vectors, version=1).to_pyarrow_table())
+    same(fn.delta(vectors, 1), pa.table({"id": [1, 2, 3]}))
 
     with open(os.path.join(mapped, "_delta_log", f"{0:020}.json")) as first:
         meta = next(action for line in first if (action := json.loads(line)).get("metaData"))["metaData"]
