@@ -1,7 +1,6 @@
 //! Orders of groups: batches of one group on all ranks, their shapes, and resumes on other numbers
 //! of ranks.
 
-use crate::common::formats::bmp;
 use crate::common::runs::*;
 use crate::common::*;
 use feedline::dataset::{DatasetExt, Images};
@@ -745,7 +744,7 @@ fn pictures(dir: &Dir) -> (Arc<Images>, Vec<(u32, u32)>, Vec<usize>) {
     for (number, ((width, height), _)) in all.iter().enumerate() {
         dir.write(
             &format!("class/{number:02}.bmp"),
-            &bmp(*width, *height, number as u64),
+            &noisy_bmp(*width, *height, number as u64),
         );
     }
     (

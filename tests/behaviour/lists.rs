@@ -1,7 +1,7 @@
 //! Several pictures in a sample: lists of frames in tar shards, and pairs with one geometry. The
 //! oracle is the decoder by itself.
 
-use crate::common::formats::{bmp, tar_member};
+use crate::common::formats::tar_member;
 use crate::common::*;
 use feedline::dataset::{DamageKind, Dataset, Tar, TarBuilder};
 use feedline::decode::{Each, Filter, Image, Single};
@@ -28,7 +28,7 @@ fn shard(members: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 fn frame(sample: usize, number: usize) -> Vec<u8> {
-    bmp(40, 30, (sample * 100 + number) as u64)
+    noisy_bmp(40, 30, (sample * 100 + number) as u64)
 }
 
 /// Samples of 1 to `most` frames in the order of their names, another member between them.
@@ -185,8 +185,11 @@ fn pairs(size_of_second: (u32, u32)) -> Tar {
     let pair = |sample: u64| {
         let (width, height) = size_of_second;
         [
-            (format!("k{sample}.left.bmp"), bmp(40, 30, sample)),
-            (format!("k{sample}.right.bmp"), bmp(width, height, sample)),
+            (format!("k{sample}.left.bmp"), noisy_bmp(40, 30, sample)),
+            (
+                format!("k{sample}.right.bmp"),
+                noisy_bmp(width, height, sample),
+            ),
         ]
     };
     let members: Vec<_> = (0..16).flat_map(pair).collect();

@@ -36,8 +36,8 @@ pub fn tar_member(name: &str, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A picture without compression, of noise.
-pub fn bmp(width: u32, height: u32, seed: u64) -> Vec<u8> {
+/// A picture without compression; `pixels` gives the bytes of all rows.
+pub fn bmp(width: u32, height: u32, pixels: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
     let row = (width * 3).next_multiple_of(4);
     let words = |words: &[u32]| {
         words
@@ -60,10 +60,5 @@ pub fn bmp(width: u32, height: u32, seed: u64) -> Vec<u8> {
         0,
         0,
     ]);
-    [
-        b"BM".to_vec(),
-        header,
-        super::noise((row * height) as usize, seed),
-    ]
-    .concat()
+    [b"BM".to_vec(), header, pixels((row * height) as usize)].concat()
 }

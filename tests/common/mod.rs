@@ -194,6 +194,11 @@ pub fn noise_records(count: usize, record: usize, seed: u64) -> Records {
     Records::builder(record).open_bytes(bytes).unwrap()
 }
 
+/// A picture of noise, without compression.
+pub fn noisy_bmp(width: u32, height: u32, seed: u64) -> Vec<u8> {
+    formats::bmp(width, height, |len| noise(len, seed))
+}
+
 /// The first batch of epoch 0.
 #[track_caller]
 pub fn first(loader: &Loader) -> Batch {

@@ -243,7 +243,7 @@ pub(super) struct Workspace {
     pub(super) resizer: Resizer,
     pub(super) jpeg: jpeg::Decoder,
     /// The last paired picture.
-    pair: Option<Pair>,
+    pub(super) pair: Option<Pair>,
 }
 
 /// A picture with one crop for all pictures of its sample.

@@ -174,12 +174,30 @@ impl Opened<'_> {
             Self::Stored(column) => return column.ragged(scratch, width, keep, out, field),
             Self::Constant { value, rows } => (value.as_deref().unwrap_or_default(), *rows),
         };
-        // The rows share one copy.
-        let room = out.room(value.len())?;
-        out.bytes_mut(room.clone()).copy_from_slice(value);
-        (0..rows).for_each(|_| out.place(field, room.clone()));
-        Ok(())
+        same_rows(value, rows, out, field)
     }
+
+    /// Copies rows of any number of byte arrays, as [`Column::many`]. A list that a file does not
+    /// store is empty.
+    pub(super) fn many(
+        &self,
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+        field: usize,
+    ) -> Result<()> {
+        match self {
+            Self::Stored(column) => column.many(scratch, out, field),
+            Self::Constant { rows, .. } => same_rows(&[], *rows, out, field),
+        }
+    }
+}
+
+/// Gives each row the same bytes, of which there is one copy.
+fn same_rows(value: &[u8], rows: usize, out: &mut ChunkBuf, field: usize) -> Result<()> {
+    let room = out.room(value.len())?;
+    out.bytes_mut(room.clone()).copy_from_slice(value);
+    (0..rows).for_each(|_| out.place(field, room.clone()));
+    Ok(())
 }
 
 /// A column to decode.

@@ -356,7 +356,8 @@ impl Parquet {
                     bytes.opened = bytes.opened.saturating_add(ragged);
                 }
                 FieldKind::Many => {
-                    let many = many_bytes(&places[columns.start], rows);
+                    let place = places[columns.start].place();
+                    let many = place.map_or(0, |place| many_bytes(place, rows));
                     bytes.opened = bytes.opened.saturating_add(many);
                 }
             }

@@ -433,7 +433,13 @@ mod tests {
         let mut own = Sources::new();
         let id = own.memory([7; 100].into());
         let addresses = own.resident()[0].range.clone();
-        let counted = |table: &Sources| table.resident().iter().map(|data| data.counted).sum();
+        let counted = |table: &Sources| {
+            table
+                .resident()
+                .iter()
+                .map(|data| data.counted)
+                .sum::<usize>()
+        };
         let shared = own.clone().sharing(addresses, 3);
         // The same bytes in two parts of a concatenation.
         let mut twice = shared.clone();
