@@ -793,11 +793,7 @@ fn without_the_gil<T: Send>(value: T) {
 
 /// `state` after `samples` more samples were trained.
 #[pyfunction]
-pub fn state_at<'py>(
-    py: Python<'py>,
-    state: &[u8],
-    samples: u64,
-) -> PyResult<Bound<'py, PyBytes>> {
+pub fn state_at<'py>(py: Python<'py>, state: &[u8], samples: u64) -> PyResult<Bound<'py, PyBytes>> {
     let after = State::from_bytes(state).and_then(|state| state.at(samples));
     let after = after.map_err(|error| exception(py, &error))?;
     Ok(PyBytes::new(py, &after.to_bytes()))
@@ -901,10 +897,8 @@ impl Epoch {
     fn dict<'py>(&self, py: Python<'py>, batch: Batch) -> PyResult<Bound<'py, PyAny>> {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
-        *self
-            .received
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some((batch.epoch(), batch.index()));
+        *self.received.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((batch.epoch(), batch.index()));
         let on_gpu = batch.device().kind() != DeviceKind::Host;
         let Tensors {
             fields,
@@ -984,10 +978,7 @@ impl Epoch {
     /// Epoch and index of the batch that was handed out last.
     #[getter]
     fn _received(&self) -> Option<(u64, u64)> {
-        *self
-            .received
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends it, so that the next epoch can start. Batches that were handed out stay.
