@@ -363,7 +363,7 @@ fn read(table: &Sources, task: ReadTask<'_>) -> Result<()> {
 
 impl<D: Dataset> Dataset for InMemory<D> {
     // Extents use the same source ids, which readers resolve in the sources of `self`.
-    forward!(self => self.inner; schema len extents framed chunked sampler keys identity);
+    forward!(self => self.inner; schema len extents framed chunked sampler identity);
 
     own!(sources);
 
@@ -433,19 +433,14 @@ mod tests {
         let mut own = Sources::new();
         let id = own.memory([7; 100].into());
         let addresses = own.resident()[0].range.clone();
-        let counted = |table: &Sources| {
-            table
-                .resident()
-                .iter()
-                .map(|data| data.counted)
-                .sum::<usize>()
-        };
+        let counted =
+            |table: &Sources| -> usize { table.resident().iter().map(|data| data.counted).sum() };
         let shared = own.clone().sharing(addresses, 3);
         // The same bytes in two parts of a concatenation.
         let mut twice = shared.clone();
         twice.append(&shared).unwrap();
         assert_eq!(own.len_of(id), 100);
-        assert_eq!([&own, &shared, &twice].map(counted), [100_usize, 34, 34]);
+        assert_eq!([&own, &shared, &twice].map(counted), [100, 34, 34]);
         twice.memory([8; 9].into());
         assert_eq!(counted(&twice), 43);
     }

@@ -88,11 +88,8 @@ fn find_in(
     len: usize,
     goes_on: impl Fn() -> Result<()>,
 ) -> Result<Found> {
-    let step = || {
-        let notes = Notes::of(folder, data)?;
-        Ok::<_, io::Error>((notes.memory()?, notes))
-    };
-    let (memory, notes) = match step() {
+    let begun = Notes::of(folder, data).and_then(|notes| Ok((notes.memory()?, notes)));
+    let (memory, notes) = match begun {
         Ok(both) => both,
         Err(error) => return Ok(Found::Refused(error.to_string())),
     };
@@ -397,8 +394,8 @@ fn started(pid: u32) -> Option<u64> {
         .flatten()
 }
 
-#[cfg(test)]
 #[cfg(not(miri))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
