@@ -9,6 +9,7 @@ use feedline::dataset::{
     Concat, Dataset, DatasetExt, Mds, Megatron, Npy, Npz, Records, SafeTensors, Table, Tar,
     TfRecord, Tokens,
 };
+use feedline::decode::{Bytes, Each};
 use feedline::tensor::{DType, Field};
 use feedline::{LoaderBuilder, Order};
 
@@ -58,6 +59,7 @@ pub const WORKLOADS: &[Workload] = &[
     workload("images", images, pictures, Nonsense),
     workload("tfrecord", tfrecord, plain, EveryBit),
     workload("tar", tar, plain, Nonsense),
+    workload("tar, lists", tar_lists, lists, Nonsense),
     workload("npy", npy, plain, Nothing),
     workload("npz", npz, plain, EveryBit),
     workload("tokens", tokens, plain, Nothing),
@@ -140,6 +142,29 @@ fn tar(dir: &Dir) -> Arc<dyn Dataset> {
     let field = Field::up_to("bin", DType::U8, 600);
     let builder = Tar::builder().raw(field, "bin").class("cls");
     Arc::new(builder.index(false).open(dir.path("data")).unwrap())
+}
+
+/// Samples of one to three frames, in the order of their names, and a member in between.
+fn tar_lists(dir: &Dir) -> Arc<dyn Dataset> {
+    let mut bytes = Vec::new();
+    for k in 0..9_u64 {
+        for frame in (0..1 + k % 3).rev() {
+            let noise = noise(150 + 31 * k as usize, 100 * frame + k);
+            bytes.extend(tar_member(&format!("{k}.{frame}.bin"), &noise));
+            if frame == 1 {
+                bytes.extend(tar_member(&format!("{k}.txt"), b"a note"));
+            }
+        }
+        bytes.extend(tar_member(&format!("{k}.cls"), k.to_string().as_bytes()));
+    }
+    bytes.extend([0; 1024]);
+    let path = dir.write("data/0.tar", &bytes);
+    let builder = Tar::builder().list("*.bin", 3).class("cls");
+    Arc::new(builder.index(false).open(path).unwrap())
+}
+
+fn lists(builder: LoaderBuilder) -> LoaderBuilder {
+    plain(builder).decode_field("*.bin", Each::new(Bytes::up_to(500)))
 }
 
 /// An array of bytes of these dimensions.

@@ -363,7 +363,7 @@ fn read(table: &Sources, task: ReadTask<'_>) -> Result<()> {
 
 impl<D: Dataset> Dataset for InMemory<D> {
     // Extents use the same source ids, which readers resolve in the sources of `self`.
-    forward!(self => self.inner; schema len extents framed chunked sampler identity);
+    forward!(self => self.inner; schema len extents framed chunked sampler keys identity);
 
     own!(sources);
 

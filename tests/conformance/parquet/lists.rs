@@ -48,8 +48,7 @@ fn read(builder: ParquetBuilder, name: &str, fields: &[&str], order: Order) -> R
         loader.decode_field(field, Each::new(Bytes::up_to(MOST)))
     });
     let loader = loader.build()?;
-    let batches = loader.epoch(0)?.collect();
-    batches
+    loader.epoch(0)?.collect()
 }
 
 #[test]
