@@ -10,7 +10,7 @@
 //! headers first. Invariants: a column gives exactly the rows of its chunk, or an error; it never
 //! invents a missing value unless the user asked for zeros.
 
-use super::constants::Constant;
+use super::footer::Constant;
 use super::page::{
     Header, PLAIN, PLAIN_DICTIONARY, Page, PageKind, Pages, RLE, RLE_DICTIONARY, all_defined,
 };

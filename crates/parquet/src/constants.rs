@@ -16,12 +16,13 @@
 
 use super::Nulls;
 use super::fields::outside;
-use super::footer::{Footer, Leaf, List, config};
+use super::footer::{Constant, Footer, Leaf, List, config};
 use arrow_schema::DataType;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::is_url;
 use feedline_base::setting::Setting;
 use parquet::basic::{Repetition, Type};
+use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
 use parquet::schema::types::{ColumnDescriptor, ColumnPath, Type as SchemaType};
 use percent_encoding::percent_decode;
@@ -29,9 +30,6 @@ use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// A value in the encoding of the stored ones, or a null.
-pub(super) type Constant = Option<Arc<[u8]>>;
 
 /// The name that stands for a null in names of folders.
 const NULL: &str = "__HIVE_DEFAULT_PARTITION__";
@@ -355,8 +353,22 @@ pub(super) fn check_stored(
     Ok(())
 }
 
+/// Whether the file's metadata exclude all values of a column of a row group within `min ..= max`.
+pub(super) fn excludes(
+    footer: &Footer,
+    group: &RowGroupMetaData,
+    column: usize,
+    min: f64,
+    max: f64,
+) -> bool {
+    match footer.constant(column) {
+        Some(value) => is_outside(&footer.leaves[column], value, min, max),
+        None => outside(group.column(column).statistics(), min, max),
+    }
+}
+
 /// Whether the value is certainly not within `min ..= max`.
-pub(super) fn is_outside(leaf: &Leaf, value: &Constant, min: f64, max: f64) -> bool {
+fn is_outside(leaf: &Leaf, value: &Constant, min: f64, max: f64) -> bool {
     let value = value.as_deref().and_then(|value| number(leaf, value));
     value.is_some_and(|value| value.next_up() < min || value.next_down() > max)
 }

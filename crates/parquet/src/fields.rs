@@ -1,6 +1,5 @@
 //! Maps columns to fields, refuses unsupported columns, and prunes row groups by statistics.
 
-use super::constants::is_outside;
 use super::footer::{Footer, Leaf, List, config};
 use super::{FieldKind, FieldPlan, How, Wanted};
 use arrow_schema::DataType;
@@ -8,7 +7,6 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::tensor::{DType, EncodedField, Field};
 use parquet::basic::Type;
-use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
 use std::collections::HashMap;
 
@@ -413,20 +411,6 @@ pub(super) fn prune_columns(
             }
         })
         .collect()
-}
-
-/// Whether the file's metadata exclude all values of a column of a row group within `min ..= max`.
-pub(super) fn excludes(
-    footer: &Footer,
-    group: &RowGroupMetaData,
-    column: usize,
-    min: f64,
-    max: f64,
-) -> bool {
-    match footer.constant(column) {
-        Some(value) => is_outside(&footer.leaves[column], value, min, max),
-        None => outside(group.column(column).statistics(), min, max),
-    }
 }
 
 /// Whether the statistics exclude all values within `min ..= max`.

@@ -1,6 +1,5 @@
 //! Footers, read through a blob and checked before use, and their columns.
 
-use super::constants::Constant;
 use super::{ParquetBuilder, page};
 use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
@@ -23,6 +22,9 @@ use std::sync::Arc;
 /// Maximum bytes of a footer (a larger one is refused) and of the offset indexes (larger ones are
 /// ignored).
 const FOOTER_MAX: u64 = 256 << 20;
+
+/// A value in the encoding of the stored ones, or a null.
+pub(super) type Constant = Option<Arc<[u8]>>;
 
 /// A file's footer.
 pub(super) struct Footer {

@@ -46,9 +46,9 @@ pub use column::Nulls;
 pub use constants::{FileColumn, FileValues};
 
 use self::column::{Column, Opened, Scratch as Arenas, TOGETHER, Values};
-use self::constants::Constant;
-use self::fields::{SchemaPlan, excludes, prune_columns, same_columns};
-use self::footer::Footer;
+use self::constants::excludes;
+use self::fields::{SchemaPlan, prune_columns, same_columns};
+use self::footer::{Constant, Footer};
 use self::groups::Cut;
 use bytes::Bytes;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
