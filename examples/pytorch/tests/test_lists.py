@@ -73,8 +73,8 @@ def test_a_list_of_pictures_has_the_pixels_of_pillow(tmp_path, kind, settings):
         lists = [[png(row * 20 + k) for k in range(1 + row % frames)] for row in range(13)]
         members = [
             # In the order of a folder: 0, 1, 10, 11, 2.
-            sorted([("cls", str(row).encode())] + [(f"frames.{k}.png", data) for k, data in enumerate(datas)])
-            for row, datas in enumerate(lists)
+            sorted([("cls", str(row).encode())] + [(f"frames.{k}.png", data) for k, data in enumerate(pictures)])
+            for row, pictures in enumerate(lists)
         ]
         path = tar(tmp_path / "a.tar", members)
         name, most = "image", frames
