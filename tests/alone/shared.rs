@@ -115,7 +115,7 @@ fn ranks_have_one_copy_and_count_their_parts() {
         assert!(expected.contains(&memory), "{memory} bytes: {texts:?}");
         assert_eq!(planned, copies * BYTES);
         let words = match copies {
-            1 => "one copy for 4 of the 4 ranks of this machine",
+            1 => "one copy for the 4 ranks of this machine, 4 of which have it now",
             _ => "a copy of this rank alone (/proc/none/feedline-",
         };
         assert!(texts.iter().all(|text| text.contains(words)), "{texts:?}");
@@ -192,7 +192,7 @@ fn a_rank_takes_over_from_one_that_was_killed_while_it_read() {
     kill_process(pid, Signal::KILL).unwrap();
     assert_says(
         output_of(second),
-        "one copy for 1 of the 2 ranks of this machine",
+        "one copy for the 2 ranks of this machine, 1 of which have it now",
     );
     first.wait().unwrap();
 }

@@ -21,7 +21,7 @@ fn texts(dataset: &dyn Dataset) -> Vec<Vec<String>> {
     let schema = dataset.schema();
     let text = |field: &EncodedField, bytes: &[u8]| match field.as_raw().map(|raw| raw.dtype()) {
         Some(DType::I64) => i64::from_ne_bytes(bytes.try_into().unwrap()).to_string(),
-        Some(DType::F32) => format!("{:?}", f32::from_ne_bytes(bytes.try_into().unwrap())),
+        Some(DType::F64) => format!("{:?}", f64::from_ne_bytes(bytes.try_into().unwrap())),
         _ => String::from_utf8_lossy(bytes).into_owned(),
     };
     (0..dataset.len())
@@ -54,10 +54,14 @@ const CSV: &[CsvCase] = &[
         Ok(&[&["1.0"], &["2.5"], &["1000.0"]]),
     ),
     ("k,v\na,1\nb,x\n", Ok(&[&["1"], &["x"]])),
-    // Ids of 64 bits without a sign, and numbers that f32 does not hold, keep their digits.
+    // Ids of 64 bits without a sign, and numbers that f64 does not hold, keep their digits.
     (
-        "k,v,w\na,18446744073709551615,1\nb,1,1e300\n",
-        Ok(&[&["18446744073709551615", "1"], &["1", "1e300"]]),
+        "k,v,w\na,18446744073709551615,1\nb,1,1e999\n",
+        Ok(&[&["18446744073709551615", "1"], &["1", "1e999"]]),
+    ),
+    (
+        "k,v\na,20000001.0\nb,1700000000.25\n",
+        Ok(&[&["20000001.0"], &["1700000000.25"]]),
     ),
     ("k,v\na,\nb,x\n", Ok(&[&[""], &["x"]])),
     ("k,v\na,\nb,\n", Ok(&[&[""], &[""]])),
@@ -410,6 +414,24 @@ fn a_table_joins_shards_and_joins_follow_each_other() {
         texts(&again),
         [["ya1", "3", "ya2", "5"], ["xa1", "1", "xa2", "6"]]
     );
+}
+
+#[test]
+fn shards_with_lists_have_keys() {
+    let dir = Dir::new();
+    let members: [(&str, &[u8]); 5] = [
+        ("a.txt", b"of no field"),
+        ("a.1.bin", b"A1"),
+        ("a.0.bin", b"A0"),
+        ("b.cls", b"7"),
+        ("b.0.bin", b"B0"),
+    ];
+    dir.write("0.tar", &shard(&members));
+    let builder = Tar::builder().list("*.bin", 2).index(false);
+    let tar = builder.open(dir.path("0.tar")).unwrap();
+    let joined = tar.join(table("k,v\nb,2\na,1\n")).open().unwrap();
+    let values: Vec<_> = texts(&joined).iter().map(|row| row[1].clone()).collect();
+    assert_eq!(values, ["1", "2"]);
 }
 
 #[test]

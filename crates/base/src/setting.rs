@@ -50,6 +50,7 @@ settings! {
     Cut: "cut(true)";
     DctScaling: "dct_scaling";
     DecodeField: "decode_field";
+    DeltaTable: "give the files of its log to ParquetBuilder::open_files";
     Depth: "tuning(|t| t.depth({}))";
     DeviceBatches: "tuning(|t| t.device_batches({}))";
     Direct: "direct";

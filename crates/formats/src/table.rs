@@ -12,7 +12,7 @@
 //! quotes; lines end with LF or CRLF; a UTF-8 mark at the start is skipped.
 //!
 //! Types of a csv's columns, each found from all its cells: whole numbers of 64 bits become `i64`;
-//! other numbers `f32`; all else, whole numbers beyond 64 bits among it, stays text. An empty cell
+//! other numbers `f64`; all else, whole numbers beyond 64 bits among it, stays text. An empty cell
 //! is an empty text; in a column of numbers it is an error that names line and column.
 //!
 //! Limits: 2^32 - 1 rows; the file and its values must fit the free memory. Refused: rows of
@@ -354,7 +354,7 @@ impl Cells {
             })?);
             fields.push(match kind {
                 CellKind::Whole => EncodedField::raw(Field::fixed(name, DType::I64, [])),
-                CellKind::Number => EncodedField::raw(Field::fixed(name, DType::F32, [])),
+                CellKind::Number => EncodedField::raw(Field::fixed(name, DType::F64, [])),
                 CellKind::Text => EncodedField::bytes(name),
             });
         }
@@ -399,11 +399,11 @@ fn parsed<T: std::str::FromStr>(cell: &[u8]) -> Option<T> {
     std::str::from_utf8(cell).ok()?.trim_ascii().parse().ok()
 }
 
-/// A number that `f32` can hold.
-fn float(cell: &[u8]) -> Option<f32> {
-    let exact: f64 = parsed(cell)?;
-    let float = exact as f32;
-    (float.is_finite() || !exact.is_finite()).then_some(float)
+/// A number that `f64` can hold; digits beyond it parse as infinite.
+fn float(cell: &[u8]) -> Option<f64> {
+    let float: f64 = parsed(cell)?;
+    let has_digits = cell.iter().any(u8::is_ascii_digit);
+    (float.is_finite() || !has_digits).then_some(float)
 }
 
 impl Column {
@@ -424,7 +424,7 @@ impl Column {
         let mut bytes = Vec::new();
         let width = match kind {
             CellKind::Whole => size_of::<i64>(),
-            CellKind::Number => size_of::<f32>(),
+            CellKind::Number => size_of::<f64>(),
             CellKind::Text => return Ok(Self::Varying(texts)),
         };
         bytes.reserve_exact(texts.len() * width);

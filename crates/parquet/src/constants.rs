@@ -10,8 +10,11 @@
 //! percent-decoded, a key whose values are all 32-bit integers is `i32`, other keys are text,
 //! `__HIVE_DEFAULT_PARTITION__` and a missing key are nulls.
 //!
-//! Invariants: a column that a file stores is read from the file; a number in its name that
-//! contradicts the file's statistics is an error. A null is an error when the dataset is opened,
+//! If files store such a column, too, the values of the log count, as Delta demands, and those of
+//! paths, as in pyarrow, polars and DuckDB. A path's value of another type than the stored column
+//! does not count.
+//!
+//! Invariants: a value of a path that contradicts the file's statistics is an error. A null is an error when the dataset is opened,
 //! unless the user asked for zeros.
 
 use super::Nulls;
@@ -107,6 +110,23 @@ impl FileColumn {
             FileValues::F32(values) => values[file].map(|value| value.to_le_bytes().into()),
             FileValues::F64(values) => values[file].map(|value| value.to_le_bytes().into()),
             FileValues::Text(values) => values[file].as_deref().map(|text| text.as_bytes().into()),
+        }
+    }
+
+    /// The value of a file in the type of a stored column; `None` if that has another kind.
+    fn of_stored_type(&self, file: usize, leaf: &Leaf) -> Option<Constant> {
+        if leaf.list != List::No {
+            return None;
+        }
+        match (&self.values, &leaf.arrow, leaf.descr.physical_type()) {
+            (FileValues::I32(_), DataType::Int32, Type::INT32)
+            | (FileValues::Text(_), DataType::Utf8 | DataType::LargeUtf8, Type::BYTE_ARRAY) => {
+                Some(self.of(file))
+            }
+            (FileValues::I32(values), DataType::Int64, Type::INT64) => {
+                Some(values[file].map(|value| i64::from(value).to_le_bytes().into()))
+            }
+            _ => None,
         }
     }
 
@@ -234,26 +254,49 @@ fn integer(text: &str) -> Option<i32> {
     text.parse().ok().filter(|_| !text.starts_with('+'))
 }
 
-/// Adds each column to the files that do not store it. Returns the names of those that some files
-/// store.
-pub(super) fn give_values(footers: &mut [Footer], columns: &[FileColumn]) -> Result<Vec<String>> {
-    let mut stored = Vec::new();
+/// Adds each column to the files. The values of a table's log count in place of stored ones, and so
+/// do those of paths, if the stored ones have the same type. Returns what does not count.
+pub(super) fn give_values(
+    footers: &mut [Footer],
+    columns: &[FileColumn],
+    is_table: bool,
+) -> Result<Vec<String>> {
+    let mut ignored = Vec::new();
     for column in columns {
+        let name = &column.name;
         let leaf = column.leaf()?;
-        let mut is_stored = false;
+        let mut stored = false;
+        let mut given = false;
         for (file, footer) in footers.iter_mut().enumerate() {
-            if footer.has(&column.name) {
-                is_stored = true;
-            } else {
-                footer.leaves.push(leaf.clone());
-                footer.constants.push(column.of(file));
+            let at = footer.leaves.iter().position(|leaf| leaf.is_called(name));
+            match at {
+                Some(at) if is_table => {
+                    footer.leaves[at] = leaf.clone();
+                    footer.replaced.push((at, column.of(file)));
+                    stored = true;
+                }
+                Some(at) => match column.of_stored_type(file, &footer.leaves[at]) {
+                    Some(value) => {
+                        footer.replaced.push((at, value));
+                        stored = true;
+                    }
+                    None => given = true,
+                },
+                None if footer.has(name) => given = true,
+                None => {
+                    footer.leaves.push(leaf.clone());
+                    footer.constants.push(column.of(file));
+                }
             }
         }
-        if is_stored {
-            stored.push(column.name.clone());
+        if stored {
+            ignored.push(format!("stored values of `{name}`"));
+        }
+        if given {
+            ignored.push(format!("values of `{name}` beside the stored ones"));
         }
     }
-    Ok(stored)
+    Ok(ignored)
 }
 
 /// Adds nulls to the files of a table that lack a column of other files. Returns the number of
@@ -320,9 +363,9 @@ pub(super) fn check_stored(
     chosen: &[usize],
 ) -> Result<()> {
     for column in columns {
-        let stored = chosen.iter().find(|index| {
-            footer.constant(**index).is_none() && footer.leaves[**index].name == column.name
-        });
+        let stored = chosen
+            .iter()
+            .find(|index| **index < footer.stored() && footer.leaves[**index].name == column.name);
         let (Some(stored), Some(value)) = (stored, column.of(file)) else {
             continue;
         };

@@ -5,6 +5,7 @@ use arrow_schema::{DataType, Fields};
 use bytes::Bytes;
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
 use feedline_base::metadata::Meta;
+use feedline_base::setting::Setting;
 use feedline_core::storage::Blob;
 use parquet::DecodeResult;
 use parquet::arrow::{ProjectionMask, parquet_to_arrow_schema_by_columns};
@@ -36,6 +37,8 @@ pub(super) struct Footer {
     pub(super) leaves: Vec<Leaf>,
     /// The values of the leaves that the file does not store.
     pub(super) constants: Vec<Constant>,
+    /// Values that count in place of those of a stored leaf.
+    pub(super) replaced: Vec<(usize, Constant)>,
     /// Reason why the offset index cannot be used.
     pub(super) no_index: Option<String>,
     /// The whole file, if it is in memory.
@@ -176,6 +179,7 @@ impl Footer {
             meta,
             leaves,
             constants: Vec::new(),
+            replaced: Vec::new(),
             no_index: None,
             bytes,
         })
@@ -194,10 +198,62 @@ impl Footer {
             .any(|leaf| leaf.is_called(name) || leaf.descr.path().parts()[0] == name)
     }
 
-    /// The value of a leaf that the file does not store.
+    /// The value of a leaf whose stored values, if any, do not count.
     pub(super) fn constant(&self, leaf: usize) -> Option<&Constant> {
-        let stored = self.leaves.len() - self.constants.len();
-        leaf.checked_sub(stored).map(|place| &self.constants[place])
+        if let Some((_, value)) = self.replaced.iter().find(|(at, _)| *at == leaf) {
+            return Some(value);
+        }
+        leaf.checked_sub(self.stored())
+            .map(|place| &self.constants[place])
+    }
+
+    /// Number of leaves that the file stores; they come first.
+    pub(super) fn stored(&self) -> usize {
+        self.leaves.len() - self.constants.len()
+    }
+
+    /// The field ids of a stored leaf and of the columns around it.
+    fn ids_of(&self, leaf: &Leaf) -> Vec<i32> {
+        let mut ids = Vec::new();
+        let mut of = self.meta.file_metadata().schema_descr().root_schema();
+        for part in leaf.descr.path().parts() {
+            let Some(inner) = of.get_fields().iter().find(|inner| inner.name() == part) else {
+                break;
+            };
+            of = inner;
+            let info = of.get_basic_info();
+            ids.extend(info.has_id().then(|| info.id()));
+        }
+        ids
+    }
+
+    /// Errors: a column has another id in the file than in the table, or the id another name.
+    pub(super) fn check_ids(&self, ids: &[(String, i32)]) -> Result<()> {
+        let stored = &self.leaves[..self.stored()];
+        for (name, id) in ids {
+            let own = stored
+                .iter()
+                .find(|leaf| leaf.is_called(name) || leaf.descr.path().parts()[0] == *name);
+            let what = match own {
+                Some(leaf) if self.ids_of(leaf).contains(id) => continue,
+                Some(leaf) => match self.ids_of(leaf).last() {
+                    Some(other) => format!("has the id {other} in this file"),
+                    None => "has no id in this file".into(),
+                },
+                None => match stored.iter().find(|leaf| self.ids_of(leaf).contains(id)) {
+                    Some(other) => format!("is `{}` in this file", other.name),
+                    None => continue,
+                },
+            };
+            let columns = Setting::Columns;
+            let message = format!(
+                "column `{name}` has the id {id} in the table and {what}: columns that were renamed \
+                 or replaced are not read; choose other columns with {columns}, or rewrite the table"
+            );
+            let error = Error::new(ErrorKind::Unsupported, Stage::Index, message);
+            return Err(error.with_path(&self.path));
+        }
+        Ok(())
     }
 
     /// Adds the page locations, if a row group may have to be cut. A malformed index is not used.

@@ -52,6 +52,7 @@ use self::footer::{Constant, Footer};
 use self::groups::Cut;
 use bytes::Bytes;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::metadata::{FileKind, is_url};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::contract::chunk_member;
 use feedline_core::dataset::forward::own;
@@ -61,7 +62,7 @@ use feedline_core::dataset::{
     ChunkBuf, ChunkBytes, Chunked, Dataset, Digest, Framed, Parts, Sizes,
 };
 use feedline_core::decode::Scratch;
-use feedline_core::storage::listing::expand_keyed;
+use feedline_core::storage::listing::{expand_keyed, look};
 use feedline_core::storage::{Extent, Listed, SourceId, Sources};
 use feedline_core::tensor::EncodedField;
 use parquet::schema::types::ColumnDescPtr;
@@ -183,6 +184,7 @@ pub struct ParquetBuilder {
     varying: Option<usize>,
     skip: bool,
     snapshot: Option<String>,
+    field_ids: Vec<(String, i32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -225,6 +227,7 @@ impl Parquet {
             varying: None,
             skip: false,
             snapshot: None,
+            field_ids: Vec::new(),
         }
     }
 
@@ -343,6 +346,13 @@ impl ParquetBuilder {
         self
     }
 
+    /// The ids that a table gives its columns, as Iceberg does: a file whose column of this name has
+    /// another id, or none, is refused, and so is one that has the id under another name.
+    pub fn field_ids(mut self, ids: impl IntoIterator<Item = (String, i32)>) -> Self {
+        self.field_ids = ids.into_iter().collect();
+        self
+    }
+
     /// Opens the files of `pattern`: one file, a folder (`*.parquet` in it), or a pattern with `*`,
     /// `{a,b}`, `{000..127}`. Reads their footers in parallel.
     ///
@@ -350,7 +360,7 @@ impl ParquetBuilder {
     /// pyarrow gives them: `i32` if all values are such integers, else text.
     /// `__HIVE_DEFAULT_PARTITION__` and a missing key are nulls. Of a folder, the folders in it
     /// count, and those of this kind are opened, too; of a file or a pattern, all of the path. If a
-    /// file stores the column, the stored values are taken.
+    /// file stores the column with the same type, the value of the path counts.
     ///
     /// Errors: not Parquet; damage; a column that is missing or has an unsupported type; files
     /// whose chosen columns differ. Each error names the file.
@@ -362,6 +372,9 @@ impl ParquetBuilder {
             folder,
             ..
         } = listed;
+        if let Some(folder) = &folder {
+            refuse_table(folder)?;
+        }
         let columns = constants::in_paths(&files, folder.as_deref())?;
         let name = match &*columns {
             [] => name,
@@ -423,7 +436,10 @@ impl ParquetBuilder {
         for footer in &footers {
             sources.add(&footer.path, &footer.version)?;
         }
-        let stored = constants::give_values(&mut footers, columns)?;
+        for footer in &footers {
+            footer.check_ids(&self.field_ids)?;
+        }
+        let ignored = constants::give_values(&mut footers, columns, is_table)?;
         let names = self.names(&footers);
         let lacking = if is_table {
             constants::give_nulls(&mut footers, &names)
@@ -431,11 +447,9 @@ impl ParquetBuilder {
             Vec::new()
         };
         let all = self.wanted.is_empty();
-        let mut dataset = self.finish(sources, &footers, columns, name)?;
-        let beside = stored
-            .iter()
-            .map(|name| format!("values of `{name}` beside the stored ones"));
-        dataset.left_out.extend(beside);
+        let paths = if is_table { &[] } else { columns };
+        let mut dataset = self.finish(sources, &footers, paths, name)?;
+        dataset.left_out.extend(ignored);
         if all {
             let new = names.iter().filter(|name| !footers[0].has(name));
             let new =
@@ -629,6 +643,22 @@ impl Parquet {
         }
         Ok(())
     }
+}
+
+/// Errors: the folder is a Delta table.
+fn refuse_table(folder: &Path) -> Result<()> {
+    let log = folder.join("_delta_log");
+    // A look into a store would cost a round trip at each opening.
+    let is_table = !is_url(folder) && look(&log).is_ok_and(|found| found.kind == FileKind::Folder);
+    if !is_table {
+        return Ok(());
+    }
+    let how = Setting::DeltaTable.hint(|how| format!(": {how}"));
+    let message = format!(
+        "this folder is a Delta table, and files in it may have rows that were deleted or \
+         replaced{how}"
+    );
+    Err(footer::config(message).with_path(folder))
 }
 
 /// Output rows, in which columns are written side by side from byte `at` of each row on.

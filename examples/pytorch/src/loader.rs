@@ -17,7 +17,7 @@ use feedline::process::Process;
 use feedline::profile::ranks::RankReport;
 use feedline::profile::{Across, Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
-use feedline::tensor::{Field, Shape};
+use feedline::tensor::Shape;
 use feedline::{
     BadSample, Batch, Device, ErrorKind, LastBatch, LoaderBuilder, OnBadSample, Order, Rank,
     Result, State, Stop,
@@ -1145,18 +1145,24 @@ impl Drawn {
 
 /// The values of a field that is one number for each sample.
 fn classes(dataset: &Arc<dyn Dataset>, field: &str) -> Result<Vec<Vec<u8>>> {
-    let loader = feedline::Loader::builder(dataset.clone())
-        .keep([field])
-        .batch_size(1024)
-        .build()?;
-    let is_number = |of: &Field| {
-        of.name() == field && matches!(of.shape(), Shape::Fixed(dims) if dims.is_empty())
+    let schema = dataset.schema();
+    let Some(of) = schema.iter().find(|of| of.name == field) else {
+        let names: Vec<&str> = schema.iter().map(|of| &*of.name).collect();
+        let names = names.join(", ");
+        return Err(config(format!(
+            "weights_of={field:?}: no such field is read; there are {names}"
+        )));
     };
-    if !loader.spec().iter().any(is_number) {
+    let raw = of.as_raw();
+    if !raw.is_some_and(|raw| matches!(raw.shape(), Shape::Fixed(dims) if dims.is_empty())) {
         return Err(config(format!(
             "weights_of={field:?}: its rows are not single numbers; give sample_weights"
         )));
     }
+    let loader = feedline::Loader::builder(dataset.clone())
+        .keep([field])
+        .batch_size(1024)
+        .build()?;
     let mut classes = Vec::new();
     for batch in loader.epoch(0)? {
         let batch = batch?;

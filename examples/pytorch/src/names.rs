@@ -16,6 +16,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::Cut => "cut=True",
         Setting::DctScaling => "dct_scaling",
         Setting::DecodeField => "decoders",
+        Setting::DeltaTable => "open it with `delta`",
         Setting::Depth => "depth={}",
         Setting::DeviceBatches => "device_batches={}",
         Setting::Direct => "direct",

@@ -73,6 +73,8 @@ struct TableFiles {
     files: Vec<PathBuf>,
     columns: Vec<FileColumn>,
     snapshot: String,
+    /// The columns' ids in the table, if the format has some.
+    ids: Vec<(String, i32)>,
 }
 
 impl TableFiles {
@@ -103,6 +105,7 @@ impl TableFiles {
             files: given("files")?.extract()?,
             columns: columns.collect::<PyResult<_>>()?,
             snapshot: given("snapshot")?.extract()?,
+            ids: given("ids")?.extract()?,
         })
     }
 }
@@ -711,7 +714,7 @@ impl Source {
         match (&self.weights, &self.schedule) {
             (Some(_), Some(_)) => Err(config("weights and schedule: give one of them")),
             (Some(weights), _) if weights.len() != parts.len() => Err(config(format!(
-                "{} weights for {} paths: give one for each",
+                "{} weights for {} paths: give one for each, or sample_weights for samples",
                 weights.len(),
                 parts.len()
             ))),
@@ -1146,6 +1149,7 @@ impl Source {
         match &self.table {
             Some(table) => builder
                 .snapshot(&table.snapshot)
+                .field_ids(table.ids.iter().cloned())
                 .open_files(&table.files, table.columns.iter().cloned()),
             None => builder.open(path),
         }

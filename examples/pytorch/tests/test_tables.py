@@ -2,6 +2,7 @@
 pyarrow.dataset, and of the table's own library."""
 
 import datetime as dt
+import glob
 import json
 import os
 import urllib.parse
@@ -9,7 +10,7 @@ import urllib.parse
 import pytest
 
 import feedline.numpy as fn
-from feedline.errors import DecodeError, EmptyError, Error, FingerprintError, UnsupportedError
+from feedline.errors import ConfigError, DecodeError, EmptyError, Error, FingerprintError, UnsupportedError
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -228,6 +229,17 @@ def test_what_a_delta_table_has_beyond_files_is_refused_by_name(tmp_path):
             fn.delta(path)
 
 
+def test_values_of_the_log_count_for_partitions_that_are_stored_too(tmp_path):
+    deltalake = pytest.importorskip("deltalake")
+    path = str(tmp_path / "t")
+    deltalake.write_deltalake(path, pa.table({"id": [1, 2], "k": [5, 5]}), partition_by=["k"])
+    (file,) = glob.glob(f"{path}/k=5/*.parquet")
+    pq.write_table(pa.table({"id": [1, 2], "k": [4, 6]}), file, write_statistics=False)
+    assert rows(fn.delta(path)) == [{"id": 1, "k": 5}, {"id": 2, "k": 5}]
+    with pytest.raises(ConfigError, match="this folder is a Delta table.*open it with `delta`"):
+        fn.parquet(path)
+
+
 # Iceberg
 
 
@@ -279,6 +291,28 @@ def test_renamed_and_later_columns_of_an_iceberg_table_are_refused(iceberg):
     same(fn.iceberg(table, null_zero=True), table.scan().to_arrow())
     with table.update_schema() as update:
         update.rename_column("x", "y")
-    with pytest.raises(UnsupportedError, match="column 'y' was renamed \\(x\\)"):
+    with pytest.raises(UnsupportedError, match="column `y` has the id 2 in the table and is `x` in this file"):
         fn.iceberg(table, null_zero=True)
+    same(fn.iceberg(table, columns=["id"]), table.scan(selected_fields=("id",)).to_arrow())
+    with table.update_schema() as update:
+        update.delete_column("y")
+    with table.update_schema() as update:
+        update.add_column("x", LongType())
+    # The old schemas are gone: only the ids in the files tell that it is another column.
+    with pytest.raises(UnsupportedError, match="column `x` has the id 4 in the table and has the id 2 in this file"):
+        fn.iceberg(table, null_zero=True)
+
+
+@pytest.mark.parametrize("given", [None, 3, ["a", "b"], object()])
+def test_what_is_no_table_is_refused(given):
+    pytest.importorskip("deltalake")
+    pytest.importorskip("pyiceberg")
+    for open_table in (fn.delta, fn.iceberg):
+        with pytest.raises(TypeError, match="give "):
+            open_table(given)
+    for number in (True, -1, "1", 1.5):
+        with pytest.raises((TypeError, ValueError), match="version .* give a whole number from 0"):
+            fn.delta("t", number)
+        with pytest.raises((TypeError, ValueError), match="snapshot_id .* give a whole number from 0"):
+            fn.iceberg("t", number)
     same(fn.iceberg(table, columns=["id"]), table.scan(selected_fields=("id",)).to_arrow())

@@ -326,7 +326,7 @@ impl fmt::Display for Copies {
                 let holders = held.holders();
                 write!(
                     f,
-                    ", one copy for {holders} of the {ranks} ranks of this machine"
+                    ", one copy for the {ranks} ranks of this machine, {holders} of which have it now"
                 )
             }
             Self::Own(why) => write!(f, ", a copy of this rank alone ({why})"),

@@ -156,10 +156,9 @@ impl Held {
 
     /// Number of processes that have the bytes now.
     pub fn holders(&self) -> usize {
-        let text = fs::read_to_string(&self.notes.path).unwrap_or_default();
-        let mut pids: Vec<u32> = text
-            .lines()
-            .filter_map(Note::parse)
+        let all = self.notes.edit(|all| all.clone()).unwrap_or_default();
+        let mut pids: Vec<u32> = all
+            .into_iter()
             .filter_map(|note| match note {
                 Note::Holds { pid, fd } if self.notes.is_memory(pid, fd).ok()? => Some(pid),
                 _ => None,

@@ -6,7 +6,7 @@
 //! read   └─► members found again ─► in the order of their numbers ─► `Many`
 //! ```
 //!
-//! Limits: numbers of at most 9 digits, from 0 without gaps. The members in between are read, too,
+//! Limits: numbers from 0 without gaps. The members in between are read, too,
 //! so those of a list should follow each other. Invariant: the scan has checked the numbers, and
 //! they are checked again when the members are read.
 
@@ -19,7 +19,7 @@ use std::ops::Range;
 pub(super) const NUMBER: char = '*';
 
 /// The element's number, if `ending` is that of an element: `frames.*.jpg` takes `frames.12.jpg`.
-/// 0 if a pattern without a number is the ending itself.
+/// Numbers beyond 32 bits are the largest one. 0 if a pattern without a number is the ending itself.
 pub(super) fn number(pattern: &str, ending: &[u8]) -> Option<u32> {
     let Some((before, after)) = pattern.split_once(NUMBER) else {
         return (pattern.as_bytes() == ending).then_some(0);
@@ -27,11 +27,13 @@ pub(super) fn number(pattern: &str, ending: &[u8]) -> Option<u32> {
     let digits = ending
         .strip_prefix(before.as_bytes())?
         .strip_suffix(after.as_bytes())?;
-    let is_number = (1..=9).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
     is_number.then(|| {
-        digits
-            .iter()
-            .fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
+        digits.iter().fold(0, |number: u32, digit| {
+            number
+                .saturating_mul(10)
+                .saturating_add(u32::from(digit - b'0'))
+        })
     })
 }
 
@@ -117,7 +119,8 @@ mod tests {
             ("frames.*.jpg", "frames..jpg", None),
             ("frames.*.jpg", "frames.1a.jpg", None),
             ("frames.*.jpg", "frames.-1.jpg", None),
-            ("frames.*.jpg", "frames.1234567890.jpg", None),
+            ("frames.*.jpg", "frames.0000000012.jpg", Some(12)),
+            ("frames.*.jpg", "frames.99999999999.jpg", Some(u32::MAX)),
             ("a.*.a", "a.a", None),
             ("jpg", "jpg", Some(0)),
             ("jpg", "1.jpg", None),

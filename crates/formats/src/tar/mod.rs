@@ -194,8 +194,10 @@ impl Tar {
                     Err(member::Stop::Failed(error)) => return Err(error),
                     Ok(member::Step::End) | Err(member::Stop::Damage(_)) => break,
                 };
+                // A list begins with the headers of its first member, another field with its data.
+                let places = [Some(at), Some(member.data)];
                 at = member.next;
-                if self.first_byte(*sample)? != Some(member.data) {
+                if !places.contains(&self.first_byte(*sample)?) {
                     continue;
                 }
                 let Ok((key, _)) = split(&member.name) else {

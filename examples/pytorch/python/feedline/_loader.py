@@ -198,7 +198,7 @@ class Settings(TypedDict, total=False):
     packed: Packed | None
     """Puts whole documents into rows of one length, by best fit."""
     in_memory: bool | None
-    """Reads all files into memory first."""
+    """Reads all files into memory first; the ranks of a machine share one copy."""
     substitute: int | None
     """Other samples stand in for those that cannot be had, for so many distinct ones at most. None: the first is an error."""
     ledger: Path | None
@@ -277,7 +277,7 @@ class Source(Settings, Pictures, total=False):
     join: Path | Sequence[Path] | None
     """`images` and `webdataset`: labels, captions or latents kept apart, joined by name. A .csv, .tsv or .parquet, which is read whole into
     memory, or a second set of .tar shards with the same keys; a list is joined one after the other. Its columns become fields: of a
-    csv i64, f32 or bytes, by what all cells are. Names may be paths in the folder, or file names, with or without their ending."""
+    csv i64, f64 or bytes, by what all cells are. Names may be paths in the folder, or file names, with or without their ending."""
     key: str | None
     """The column of a joined table that has the names; "file_name" by default."""
     missing: Literal["error", "skip"] | None
@@ -903,6 +903,7 @@ class Loader(_Native, Generic[Out]):
             self._supersede("load_state_dict")
             self.resume(data, rebatched)
         self._next, self._chosen, self._loaded, self._read = None, False, True, None
+        self._received = None
         self._behind = epoch if (epoch := state["epoch"]) < super().next_epoch else None
 
     def skip(self, batches: range, epoch: int | None = None) -> None:
@@ -1156,7 +1157,7 @@ class Loader(_Native, Generic[Out]):
         version: int | None = None,
         *,
         columns: Sequence[str] | None = None,
-        image: str | None = None,
+        image: str | Sequence[str] | None = None,
         stack: str | None = None,
         up_to: int | Mapping[str, int] | None = None,
         null_zero: bool | None = None,
@@ -1178,7 +1179,7 @@ class Loader(_Native, Generic[Out]):
         snapshot_id: int | None = None,
         *,
         columns: Sequence[str] | None = None,
-        image: str | None = None,
+        image: str | Sequence[str] | None = None,
         stack: str | None = None,
         up_to: int | Mapping[str, int] | None = None,
         null_zero: bool | None = None,

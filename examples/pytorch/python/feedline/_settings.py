@@ -19,6 +19,8 @@ ELSEWHERE = {
     "sampler": "give `indices`, `shuffle`, `sample_weights`, `weights` or `schedule`",
     "batch_sampler": "give `batch_size` with `indices`, `shuffle` or `weights`",
     "worker_init_fn": "leave it out: workers are threads; `map_batch` gets the seed of each batch",
+    "num_samples": "give `draws`, with `sample_weights`",
+    "class_weights": "give `weights_of`, or `sample_weights`",
     "timeout": "give `stall_deadline`, in seconds",
     "generator": "give `shuffle`, the seed of the order",
     "multiprocessing_context": "leave it out: workers are threads",
@@ -60,6 +62,8 @@ def whole(name: str, number: Any) -> int:
     number = plain(number)
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise TypeError(f"{name} {number!r}: give a whole number from 0")
+    if operator.index(number) < 0:
+        raise ValueError(f"{name} {number!r}: give a whole number from 0")
     return operator.index(number)
 
 

@@ -14,6 +14,7 @@ import os
 from typing import Any, Callable, Iterable, Iterator, Sequence
 from urllib.parse import unquote
 
+from . import _settings
 from .errors import ConfigError, UnsupportedError
 
 #: Types of Delta's partition values: the type here, and what makes a value of theirs one of ours.
@@ -70,13 +71,17 @@ def _names(fields: Iterable[Any], before: str = "") -> Iterator[str]:
 def _table(files: Sequence[str], columns: Sequence[Column], snapshot: str) -> Table:
     order = sorted(range(len(files)), key=files.__getitem__)
     sorted_columns = [(name, kind, [values[at] for at in order]) for name, kind, values in columns]
-    return {"files": [files[at] for at in order], "columns": sorted_columns, "snapshot": snapshot}
+    return {"files": [files[at] for at in order], "columns": sorted_columns, "snapshot": snapshot, "ids": []}
+
+
+def _texts(given: Any) -> list[str]:
+    """A name, or several."""
+    return [given] if isinstance(given, str) else [str(name) for name in (() if given is None else given)]
 
 
 def settings(read: Callable[..., tuple[Table, list[str]]], table: Any, version: int | None, own: dict[str, Any], packed: Any) -> dict[str, Any]:
     """The settings of source "parquet" for a version of a table: its files, and its columns unless `own` or `packed` name some."""
-    field = (packed or {}).get("field")
-    named = [*(own["columns"] or ()), *filter(None, [own["image"]]), *([field] if isinstance(field, str) else field or ())]
+    named = [name for given in (own["columns"], own["image"], (packed or {}).get("field")) for name in _texts(given)]
     found, names = read(table, version, named or None)
     roots = {name.split(".")[0] for name in names}
     if missing := [name for name in named if name.split(".")[0] not in roots]:
@@ -89,6 +94,9 @@ def settings(read: Callable[..., tuple[Table, list[str]]], table: Any, version: 
 def delta(table: Any, version: int | None, columns: Sequence[str] | None) -> tuple[Table, list[str]]:
     """The files of a version of a Delta table, and the names of all its columns."""
     library = _library("deltalake", "deltalake", "Delta")
+    version = None if version is None else _settings.whole("version", version)
+    if not isinstance(table, (str, os.PathLike, library.DeltaTable)):
+        raise TypeError(f"table={table!r}: give the path of a Delta table, or a DeltaTable")
     if isinstance(table, (str, os.PathLike)):
         table = library.DeltaTable(os.fspath(table), version=version)
     elif version is not None and version != table.version():
@@ -143,8 +151,11 @@ def _place(address: str) -> str:
 def iceberg(table: Any, snapshot_id: int | None, columns: Sequence[str] | None) -> tuple[Table, list[str]]:
     """The files of a snapshot of an Iceberg table, and the names of all its columns."""
     library = _library("pyiceberg.table", "pyiceberg[pyarrow]", "Iceberg")
+    snapshot_id = None if snapshot_id is None else _settings.whole("snapshot_id", snapshot_id)
     if isinstance(table, (str, os.PathLike)):
         table = library.StaticTable.from_metadata(os.fspath(table))
+    if not isinstance(table, library.Table):
+        raise TypeError(f"table={table!r}: give a Table of pyiceberg, or the path of a metadata file")
     current = table.metadata.current_snapshot_id
     number = current if snapshot_id is None else snapshot_id
     snapshot = f"Iceberg table {table.metadata.table_uuid}, snapshot {number}"
@@ -153,32 +164,29 @@ def iceberg(table: Any, snapshot_id: int | None, columns: Sequence[str] | None) 
     scan = table.scan(snapshot_id=snapshot_id)
     schema = scan.projection()
     tasks = list(scan.plan_files()) if number is not None else []
-    _check_iceberg(table, schema, tasks, snapshot, columns)
+    _check_iceberg(schema, tasks, snapshot, columns)
     files = [_place(task.file.file_path) for task in tasks]
-    return _table(files, _identities(table, schema, tasks), snapshot), list(_names(schema.fields))
+    found = _table(files, _identities(table, schema, tasks), snapshot)
+    # Files name their columns as the table did when they were written: the ids tell which column it is.
+    found["ids"] = [(name, field.field_id) for name, field in _chosen(schema, columns)]
+    return found, list(_names(schema.fields))
 
 
-def _check_iceberg(table: Any, schema: Any, tasks: list[Any], snapshot: str, columns: Sequence[str] | None) -> None:
+def _chosen(schema: Any, columns: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
+    """The columns that are read, by name; those of a chosen structure are its fields."""
+    for name in _names(schema.fields):
+        if columns is None or any(name == chosen or name.startswith(f"{chosen}.") for chosen in columns):
+            yield name, schema.find_field(name)
+
+
+def _check_iceberg(schema: Any, tasks: list[Any], snapshot: str, columns: Sequence[str] | None) -> None:
     if deleted := sum(bool(task.delete_files) for task in tasks):
         what = f"{deleted} files have deletes, whose rows are deleted but still there: rewrite the files (Spark: CALL rewrite_data_files)"
         raise _refused(snapshot, what)
     if others := {str(task.file.file_format).rsplit(".", 1)[-1] for task in tasks} - {"PARQUET"}:
         raise _refused(snapshot, f"files of the format {', '.join(sorted(others))}: only Parquet is read")
-    # Files name their columns as the table did when they were written.
-    ever: dict[int, set[str]] = {}
-    for one in table.metadata.schemas:
-        for field in one.field_ids:
-            ever.setdefault(field, set()).add(one.find_column_name(field))
-    for field in schema.field_ids:
-        name = schema.find_column_name(field)
-        if columns is not None and name.split(".")[0] not in {column.split(".")[0] for column in columns}:
-            continue
-        if others := ever.get(field, set()) - {name}:
-            was = ", ".join(sorted(others))
-            raise _refused(snapshot, f"column {name!r} was renamed ({was}): choose other columns by `columns`, or rewrite the table")
-        if any(other != field and name in names for other, names in ever.items()):
-            raise _refused(snapshot, f"column {name!r} replaced another of this name: choose other columns by `columns`")
-        if getattr(schema.find_field(field), "initial_default", None) is not None:
+    for name, field in _chosen(schema, columns):
+        if getattr(field, "initial_default", None) is not None:
             raise _refused(snapshot, f"column {name!r} has a default for older files: choose other columns by `columns`")
 
 
