@@ -145,7 +145,7 @@ def test_settings_that_nobody_knows_are_refused_by_name(data):
         feedline.numpy.records(data, record_bytes=RECORD, workers="two")
     with pytest.raises(ValueError, match="cache_bytes is for a cache"):
         feedline.numpy.records(data, record_bytes=RECORD, cache_bytes=5)
-    with pytest.raises(ValueError, match="epoch -1: epochs are counted from 0"):
+    with pytest.raises(ValueError, match="epoch -1: give a whole number from 0"):
         open_numpy(data).set_epoch(-1)
 
 

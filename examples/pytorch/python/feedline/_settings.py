@@ -86,8 +86,6 @@ def paths(path: Any) -> str | list[str]:
 def epoch(number: Any) -> int:
     """The number of an epoch."""
     number = whole("epoch", number)
-    if number < 0:
-        raise ValueError(f"epoch {number}: epochs are counted from 0")
     if number >= 2**64 - 1:
         raise ValueError(f"epoch {number}: epochs have 64 bits")
     return number
