@@ -528,7 +528,7 @@ def _state(state: Mapping[str, Any]) -> bytes:
         raise StateError("this dict is no state, which has numbers and strings: give what `state_dict()` gave") from None
 
 
-def _moved(state: Mapping[str, Any], moved: str) -> dict[str, Any]:
+def _moved(state: Mapping[str, Any], moved: bytes) -> dict[str, Any]:
     version = {_VERSION: state[_VERSION]} if _VERSION in state else {}
     return json.loads(moved) | version
 
