@@ -243,7 +243,10 @@ const CASES: &[Case] = &[
     (
         &["a.jpg", "b.jpg"],
         "k,v\na.jpg,1\nb,2\n",
-        Ok((&[["a.jpg", "1"]], "1 rows without a sample: \"b\" (line 3)")),
+        Ok((
+            &[["a.jpg", "1"], ["b.jpg", "2"]],
+            "by file name without ending on both sides",
+        )),
     ),
     (
         &["0001.jpg"],
@@ -556,9 +559,11 @@ proptest! {
         let expected = naive(&samples, &rows);
         let joined = table(&format!("k\n{left}")).join(table(&format!("k,v\n{right}")));
         match joined.missing(Missing::Skip).open() {
-            Ok(joined) if !expected.is_empty() => prop_assert_eq!(texts(&joined), expected),
-            // Other rules may find rows then.
-            Ok(_) => {}
+            Ok(joined) if 2 * expected.len() > samples.len().min(rows.len()) => {
+                prop_assert_eq!(texts(&joined), expected);
+            }
+            // Other rules may find more rows then.
+            Ok(joined) => prop_assert!(joined.len() >= expected.len() as u64),
             Err(_) => prop_assert!(expected.is_empty()),
         }
     }
