@@ -22,7 +22,7 @@ const WORD: usize = size_of::<u32>();
 /// ```
 /// # use feedline_core::decode::Many;
 /// let mut framed = Vec::new();
-/// Many::write(&[b"one", b"", b"three"], &mut framed)?;
+/// Many::write(&["one", "", "three"], &mut framed)?;
 /// let many = Many::parse(&framed)?;
 /// assert_eq!(many.len(), 3);
 /// assert_eq!(many.iter().last(), Some(&b"three"[..]));
