@@ -51,6 +51,21 @@ impl Group {
         }
         Err(why)
     }
+
+    /// `None` where no group can be made; `memory::available` has tests of the same rules on the files
+    /// of such groups.
+    fn or_skip() -> Option<Self> {
+        Self::new()
+            .inspect_err(|why| {
+                println!("skipped: no group with a memory limit can be made here: {why}");
+            })
+            .ok()
+    }
+
+    /// The command that puts a shell into the group.
+    fn entered(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs", self.0.display())
+    }
 }
 
 impl Drop for Group {
@@ -64,19 +79,11 @@ fn no_plan_or_data_over_a_containers_limit_is_killed() {
     if let Some(dir) = in_child() {
         return under_the_limit(&dir);
     }
-    let group = match Group::new() {
-        Ok(group) => group,
-        // `memory::available` has tests of the same rules on the files of such groups.
-        Err(why) => {
-            return println!("skipped: no group with a memory limit can be made here: {why}");
-        }
+    let Some(group) = Group::or_skip() else {
+        return;
     };
     let dir = Dir::new();
-    run(child(
-        &here!(),
-        &dir.path(""),
-        &format!("echo $$ > {}/cgroup.procs", group.0.display()),
-    ));
+    run(child(&here!(), &dir.path(""), &group.entered()));
 }
 
 #[test]
@@ -84,20 +91,16 @@ fn the_sum_over_ranks_must_fit_a_containers_limit() {
     if let Some(dir) = in_child() {
         return one_of_four(&dir);
     }
-    let group = match Group::new() {
-        Ok(group) => group,
-        Err(why) => {
-            return println!("skipped: no group with a memory limit can be made here: {why}");
-        }
+    let Some(group) = Group::or_skip() else {
+        return;
     };
     let dir = Dir::new();
     let file = std::fs::File::create(dir.path("data.bin")).unwrap();
     file.set_len((64 * MIB) as u64).unwrap();
     for temporary in [dir.path("").to_str().unwrap(), "/proc/none"] {
-        let shell = format!("echo $$ > {}/cgroup.procs", group.0.display());
         let ranks: Vec<_> = (0..4)
             .map(|_| {
-                let mut rank = child(&here!(), &dir.path(""), &shell);
+                let mut rank = child(&here!(), &dir.path(""), &group.entered());
                 rank.env("LOCAL_WORLD_SIZE", "4").env("TMPDIR", temporary);
                 std::thread::spawn(move || run(rank))
             })
@@ -121,14 +124,12 @@ fn one_of_four(dir: &Path) {
     let builder = Loader::builder(memory.unwrap()).batch_size(1);
     let loader = build(builder.tuning(|t| t.slots(2)).workers(1));
     assert_eq!(loader.plan().term(MemoryTerm::DATA).bytes(), 16 * MIB);
-    assert_eq!(
-        loader
-            .epoch(0)
-            .unwrap()
-            .map(|batch| batch.unwrap().len())
-            .sum::<usize>(),
-        64
-    );
+    assert_eq!(rows_of(&loader), 64);
+}
+
+fn rows_of(loader: &Loader) -> usize {
+    let batches = loader.epoch(0).unwrap();
+    batches.map(|batch| batch.unwrap().len()).sum()
 }
 
 #[track_caller]
@@ -174,14 +175,7 @@ fn under_the_limit(dir: &Path) {
             .build()
         {
             Ok(loader) => {
-                assert_eq!(
-                    loader
-                        .epoch(0)
-                        .unwrap()
-                        .map(|batch| batch.unwrap().len())
-                        .sum::<usize>(),
-                    256
-                );
+                assert_eq!(rows_of(&loader), 256);
                 ran += 1;
             }
             Err(error) => {
@@ -199,14 +193,7 @@ fn under_the_limit(dir: &Path) {
         "{}",
         fewer.plan()
     );
-    assert_eq!(
-        fewer
-            .epoch(0)
-            .unwrap()
-            .map(|batch| batch.unwrap().len())
-            .sum::<usize>(),
-        256
-    );
+    assert_eq!(rows_of(&fewer), 256);
     drop(fewer);
     // The page cache fills the group, and counts as free.
     assert_eq!(
@@ -229,14 +216,7 @@ fn under_the_limit(dir: &Path) {
         })
         .collect();
     for loader in &both {
-        assert_eq!(
-            loader
-                .epoch(0)
-                .unwrap()
-                .map(|batch| batch.unwrap().len())
-                .sum::<usize>(),
-            80
-        );
+        assert_eq!(rows_of(loader), 80);
     }
     refused(
         Loader::builder(memory)

@@ -15,7 +15,7 @@
 //! other numbers `f64`; all else, whole numbers beyond 64 bits among it, stays text. An empty cell
 //! is an empty text; in a column of numbers it is an error that names line and column.
 //!
-//! Limits: 2^32 - 1 rows; the file and its values must fit the free memory. Refused: rows of
+//! Limits: 2^32 - 2 rows; the file and its values must fit the free memory. Refused: rows of
 //! another number of cells than the header, an odd number of quotes, a column named twice, UTF-16,
 //! compressed files. Invariant: a table has a key for each row; whether keys are unique is the
 //! join's business.

@@ -20,13 +20,14 @@
 use crate::dataset::DatasetExt;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
-use feedline_core::dataset::forward::own;
+use feedline_core::dataset::forward::{frames_of, own};
 use feedline_core::dataset::{
-    Chunked, Dataset, Digest, Framed, Parts, Sizes, Strings, frames, lie, member, unordered,
+    Chunked, Dataset, Digest, Framed, Parts, Sizes, Strings, lie, member, unordered,
 };
 use feedline_core::storage::Sources;
 use feedline_core::tensor::EncodedField;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// Maximum number of misses of each kind in a message.
@@ -421,10 +422,10 @@ impl<'k> RowsByKey<'k> {
         for (row, key) in (0..).zip(keys.iter()) {
             let key = form.of(key);
             match rows.entry(key) {
-                std::collections::hash_map::Entry::Vacant(place) => {
+                Entry::Vacant(place) => {
                     place.insert(row);
                 }
-                std::collections::hash_map::Entry::Occupied(_) => {
+                Entry::Occupied(_) => {
                     twice.entry(key).or_insert(row);
                 }
             }
@@ -555,51 +556,12 @@ impl Dataset for Joined {
 }
 
 impl Framed for Joined {
-    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        let (side, id, field) = self.side_of(sample, field);
-        frames(side).check(id, field, bytes)
-    }
-
-    fn open<'a>(
-        &self,
-        sample: u64,
-        field: usize,
-        bytes: &'a [u8],
-        buffer: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8]> {
-        let (side, id, field) = self.side_of(sample, field);
-        frames(side).open(id, field, bytes, buffer)
-    }
-
-    fn make(&self, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
-        let (side, id, field) = self.side_of(sample, field);
-        frames(side).make(id, field, out)
-    }
-
-    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        let (side, id, field) = self.side_of(sample, field);
-        frames(side).field_bytes(id, field)
-    }
+    frames_of!(self, sample, field => self.side_of(sample, field); check open make field_bytes member seek_points);
 
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         match field.checked_sub(self.left.schema().len()) {
             None => self.left.field_bytes_max(field).map(Some),
             Some(own) => self.right.field_bytes_max(own).map(Some),
         }
-    }
-
-    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
-        let (side, id, own) = self.side_of(sample, field.unwrap_or(0));
-        member(side, id, field.map(|_| own))
-    }
-
-    fn seek_points<'a>(
-        &'a self,
-        sample: u64,
-        field: usize,
-        buffer: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8]> {
-        let (side, id, field) = self.side_of(sample, field);
-        frames(side).seek_points(id, field, buffer)
     }
 }

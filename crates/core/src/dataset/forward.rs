@@ -58,51 +58,57 @@ macro_rules! forward {
 
 /// `frames_of!(self, sample => (dataset, id); check open)` implements these methods of
 /// [`Framed`](crate::dataset::Framed) by calls to the frames of `dataset`, in which the sample has the id
-/// `id`.
+/// `id`. With `sample, field => (dataset, id, number)` the field has another number there.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! frames_of {
-    ($self:ident, $sample:ident => $to:expr; $($method:ident)+) => { $($crate::frames_of!(@$method $self $sample $to);)+ };
-    (@check $self:ident $sample:ident $to:expr) => {
-        fn check(&$self, $sample: u64, field: usize, bytes: &[u8]) -> $crate::Result<()> {
-            let (dataset, id) = $to;
-            $crate::dataset::frames(dataset).check(id, field, bytes)
+    ($self:ident, $sample:ident => $to:expr; $($method:ident)+) => {
+        $crate::frames_of!($self, $sample, field => { let (dataset, id) = $to; (dataset, id, field) }; $($method)+);
+    };
+    ($self:ident, $sample:ident, $field:ident => $to:expr; $($method:ident)+) => {
+        $($crate::frames_of!(@$method $self $sample $field $to);)+
+    };
+    (@check $self:ident $sample:ident $field:ident $to:expr) => {
+        fn check(&$self, $sample: u64, $field: usize, bytes: &[u8]) -> $crate::Result<()> {
+            let (dataset, id, number) = $to;
+            $crate::dataset::frames(dataset).check(id, number, bytes)
         }
     };
-    (@open $self:ident $sample:ident $to:expr) => {
+    (@open $self:ident $sample:ident $field:ident $to:expr) => {
         fn open<'a>(
             &$self,
             $sample: u64,
-            field: usize,
+            $field: usize,
             bytes: &'a [u8],
             buffer: &'a mut Vec<u8>,
         ) -> $crate::Result<&'a [u8]> {
-            let (dataset, id) = $to;
-            $crate::dataset::frames(dataset).open(id, field, bytes, buffer)
+            let (dataset, id, number) = $to;
+            $crate::dataset::frames(dataset).open(id, number, bytes, buffer)
         }
     };
-    (@make $self:ident $sample:ident $to:expr) => {
-        fn make(&$self, $sample: u64, field: usize, out: &mut [u8]) -> $crate::Result<()> {
-            let (dataset, id) = $to;
-            $crate::dataset::frames(dataset).make(id, field, out)
+    (@make $self:ident $sample:ident $field:ident $to:expr) => {
+        fn make(&$self, $sample: u64, $field: usize, out: &mut [u8]) -> $crate::Result<()> {
+            let (dataset, id, number) = $to;
+            $crate::dataset::frames(dataset).make(id, number, out)
         }
     };
-    (@field_bytes $self:ident $sample:ident $to:expr) => {
-        fn field_bytes(&$self, $sample: u64, field: usize) -> $crate::Result<Option<u64>> {
-            let (dataset, id) = $to;
-            $crate::dataset::frames(dataset).field_bytes(id, field)
+    (@field_bytes $self:ident $sample:ident $field:ident $to:expr) => {
+        fn field_bytes(&$self, $sample: u64, $field: usize) -> $crate::Result<Option<u64>> {
+            let (dataset, id, number) = $to;
+            $crate::dataset::frames(dataset).field_bytes(id, number)
         }
     };
-    (@member $self:ident $sample:ident $to:expr) => {
-        fn member(&$self, $sample: u64, field: Option<usize>) -> Option<String> {
-            let (dataset, id) = $to;
-            $crate::dataset::member(dataset, id, field)
+    (@member $self:ident $sample:ident $field:ident $to:expr) => {
+        fn member(&$self, $sample: u64, of: Option<usize>) -> Option<String> {
+            let $field = of.unwrap_or(0);
+            let (dataset, id, number) = $to;
+            $crate::dataset::member(dataset, id, of.map(|_| number))
         }
     };
-    (@seek_points $self:ident $sample:ident $to:expr) => {
-        fn seek_points<'a>(&'a $self, $sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> $crate::Result<&'a [u8]> {
-            let (dataset, id) = $to;
-            $crate::dataset::frames(dataset).seek_points(id, field, buffer)
+    (@seek_points $self:ident $sample:ident $field:ident $to:expr) => {
+        fn seek_points<'a>(&'a $self, $sample: u64, $field: usize, buffer: &'a mut Vec<u8>) -> $crate::Result<&'a [u8]> {
+            let (dataset, id, number) = $to;
+            $crate::dataset::frames(dataset).seek_points(id, number, buffer)
         }
     };
 }

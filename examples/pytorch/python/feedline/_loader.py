@@ -287,6 +287,17 @@ class Source(Settings, Pictures, total=False):
     """The columns of the joined table, by default all; of joined shards the endings, as `columns` of `webdataset`."""
 
 
+class Columns(Source, total=False):
+    """Settings of Delta and Iceberg tables: those of `Loader.parquet`."""
+
+    columns: Sequence[str] | None
+    image: str | Sequence[str] | None
+    elements: int | Mapping[str, int] | None
+    stack: str | None
+    up_to: int | Mapping[str, int] | None
+    null_zero: bool | None
+
+
 class _Nothing:
     """What is left of an epoch that a loaded state has behind it."""
 
@@ -1155,44 +1166,28 @@ class Loader(_Native, Generic[Out]):
         cls,
         table: Any,
         version: int | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        image: str | Sequence[str] | None = None,
-        stack: str | None = None,
-        up_to: int | Mapping[str, int] | None = None,
-        null_zero: bool | None = None,
-        **settings: Unpack[Source],
+        **settings: Unpack[Columns],
     ) -> Self:
         """A Delta table: a path, an address, or a `DeltaTable` of `deltalake`, which reads the log. Other settings as in `parquet`.
 
         It is one version, by default the latest at this time; a state resumes with this version only. Partition columns have the
         table's types, dates are days since 1970. Tables with deletion vectors or column mapping are refused.
         """
-        own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
-        own = _tables.settings(_tables.delta, table, version, own, settings.get("packed"))
-        return cls("parquet", [""], **own, **settings)
+        return cls("parquet", [""], **_tables.settings(_tables.delta, table, version, settings))
 
     @classmethod
     def iceberg(
         cls,
         table: Any,
         snapshot_id: int | None = None,
-        *,
-        columns: Sequence[str] | None = None,
-        image: str | Sequence[str] | None = None,
-        stack: str | None = None,
-        up_to: int | Mapping[str, int] | None = None,
-        null_zero: bool | None = None,
-        **settings: Unpack[Source],
+        **settings: Unpack[Columns],
     ) -> Self:
         """An Iceberg table: a `Table` of `pyiceberg`, or the path of a metadata file. Other settings as in `parquet`.
 
         It is one snapshot, by default the current one; a state resumes with this snapshot only. Tables with deletes or renamed
         columns are refused.
         """
-        own: dict[str, Any] = {"columns": columns, "image": image, "stack": stack, "up_to": up_to, "null_zero": null_zero}
-        own = _tables.settings(_tables.iceberg, table, snapshot_id, own, settings.get("packed"))
-        return cls("parquet", [""], **own, **settings)
+        return cls("parquet", [""], **_tables.settings(_tables.iceberg, table, snapshot_id, settings))
 
     @classmethod
     def tfrecord(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from . import _settings
@@ -79,16 +79,17 @@ def _texts(given: Any) -> list[str]:
     return [given] if isinstance(given, str) else [str(name) for name in (() if given is None else given)]
 
 
-def settings(read: Callable[..., tuple[Table, list[str]]], table: Any, version: int | None, own: dict[str, Any], packed: Any) -> dict[str, Any]:
-    """The settings of source "parquet" for a version of a table: its files, and its columns unless `own` or `packed` name some."""
-    named = [name for given in (own["columns"], own["image"], (packed or {}).get("field")) for name in _texts(given)]
+def settings(read: Callable[..., tuple[Table, list[str]]], table: Any, version: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of source "parquet" for a version of a table: its files, and all its columns unless some are named."""
+    packed = given.get("packed")
+    fields = (given.get("columns"), given.get("image"), (packed or {}).get("field"))
+    named = [name for names in fields for name in _texts(names)]
     found, names = read(table, version, named or None)
     roots = {name.split(".")[0] for name in names}
     if missing := [name for name in named if name.split(".")[0] not in roots]:
         raise ConfigError(f"{found['snapshot']}: no column {missing[0]!r}; there are {', '.join(names)}")
-    if not named and packed is None:
-        own = own | {"columns": names}
-    return own | {"table": found}
+    columns = {} if named or packed is not None else {"columns": names}
+    return {**given, **columns, "table": found}
 
 
 def delta(table: Any, version: int | None, columns: Sequence[str] | None) -> tuple[Table, list[str]]:
