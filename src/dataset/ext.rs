@@ -147,7 +147,7 @@ pub trait DatasetExt: Dataset + Sized {
 
     /// Like [`in_memory`](Self::in_memory), for a loader with this
     /// [`memory_budget`](crate::LoaderBuilder::memory_budget): larger files are refused before the
-    /// first read.
+    /// first read. Of a copy that ranks share, this process counts its part.
     fn in_memory_within(self, budget: usize) -> Result<InMemory<Self>> {
         InMemory::open(self, budget, available::room())
     }

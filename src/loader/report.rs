@@ -25,7 +25,7 @@ pub struct Report {
     /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See
     /// [`Numa`](crate::memory::Numa).
     pub numa: Option<String>,
-    /// The cores of this rank, if this machine has several. It says so if the ranks together have
+    /// The cores of this rank, if this machine has several ranks. It says so if the ranks together have
     /// more decode workers than cores.
     pub cores: Option<String>,
     /// Thread groups of this process that run with fewer threads than wanted, and the limits that

@@ -11,22 +11,12 @@ use feedline::memory::MemoryTerm;
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 const RANKS: usize = 4;
 const BYTES: usize = 64 * MIB;
 const RECORD: usize = 4096;
-
-/// Waits for a state, as in any test of processes.
-#[track_caller]
-fn until(what: &str, is: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is() {
-        assert!(started.elapsed() < Duration::from_secs(120), "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// Files in the folder whose names begin so.
 fn named(dir: &Path, start: &str) -> Vec<PathBuf> {

@@ -154,6 +154,7 @@ impl FileColumn {
             arrow,
             list: List::No,
             name: self.name.clone(),
+            value: None,
         })
     }
 }
@@ -271,21 +272,25 @@ pub(super) fn give_values(
             let at = footer.leaves.iter().position(|leaf| leaf.is_called(name));
             match at {
                 Some(at) if is_table => {
-                    footer.leaves[at] = leaf.clone();
-                    footer.replaced.push((at, column.of(file)));
+                    footer.leaves[at] = Leaf {
+                        value: Some(column.of(file)),
+                        ..leaf.clone()
+                    };
                     stored = true;
                 }
                 Some(at) => match column.of_stored_type(file, &footer.leaves[at]) {
                     Some(value) => {
-                        footer.replaced.push((at, value));
+                        footer.leaves[at].value = Some(value);
                         stored = true;
                     }
                     None => given = true,
                 },
                 None if footer.has(name) => given = true,
                 None => {
-                    footer.leaves.push(leaf.clone());
-                    footer.constants.push(column.of(file));
+                    footer.leaves.push(Leaf {
+                        value: Some(column.of(file)),
+                        ..leaf.clone()
+                    });
                 }
             }
         }
@@ -311,8 +316,10 @@ pub(super) fn give_nulls(footers: &mut [Footer], names: &[String]) -> Vec<(Strin
         let without = footers.iter_mut().filter(|footer| !footer.has(name));
         let count = without
             .map(|footer| {
-                footer.leaves.push(leaf.clone());
-                footer.constants.push(None);
+                footer.leaves.push(Leaf {
+                    value: Some(None),
+                    ..leaf.clone()
+                });
             })
             .count();
         if count > 0 {
@@ -335,7 +342,7 @@ pub(super) fn check_nulls(footers: &[Footer], chosen: &[Vec<usize>], nulls: Null
             .iter()
             .zip(chosen)
             .map(|(footer, chosen)| (footer, chosen[column]))
-            .filter(|(footer, leaf)| footer.rows() > 0 && footer.constant(*leaf) == Some(&None))
+            .filter(|(footer, leaf)| footer.rows() > 0 && footer.leaves[*leaf].value == Some(None))
             .collect();
         let Some((first, leaf)) = without.first() else {
             continue;
@@ -404,7 +411,7 @@ pub(super) fn excludes(
     min: f64,
     max: f64,
 ) -> bool {
-    match footer.constant(column) {
+    match &footer.leaves[column].value {
         Some(value) => is_outside(&footer.leaves[column], value, min, max),
         None => outside(group.column(column).statistics(), min, max),
     }

@@ -35,10 +35,6 @@ pub(super) struct Footer {
     pub(super) meta: ParquetMetaData,
     /// All leaf columns, in the order of the file; then those that it does not store.
     pub(super) leaves: Vec<Leaf>,
-    /// The values of the leaves that the file does not store.
-    pub(super) constants: Vec<Constant>,
-    /// Values that count in place of those of a stored leaf.
-    pub(super) replaced: Vec<(usize, Constant)>,
     /// Reason why the offset index cannot be used.
     pub(super) no_index: Option<String>,
     /// The whole file, if it is in memory.
@@ -54,12 +50,20 @@ pub(super) struct Leaf {
     pub(super) list: List,
     /// Name of its field: the top-level column's name, if that column has no other leaf.
     pub(super) name: String,
+    /// The value of all rows, which counts in place of stored ones; `None` if the stored ones count.
+    pub(super) value: Option<Constant>,
 }
 
 impl Leaf {
     /// Whether a user means this column by the name.
     pub(super) fn is_called(&self, name: &str) -> bool {
-        self.name == name || self.descr.path().string() == name
+        // Outside of lists the name is the path.
+        self.name == name || (self.list != List::No && self.descr.path().string() == name)
+    }
+
+    /// Whether this is the column of the name, or one within it.
+    fn belongs_to(&self, name: &str) -> bool {
+        self.is_called(name) || self.descr.path().parts()[0] == name
     }
 
     pub(super) fn described(&self) -> String {
@@ -168,6 +172,7 @@ impl Footer {
                     arrow,
                     list,
                     name,
+                    value: None,
                 }
             });
         let leaves = leaves.collect();
@@ -178,8 +183,6 @@ impl Footer {
             version: blob.look()?,
             meta,
             leaves,
-            constants: Vec::new(),
-            replaced: Vec::new(),
             no_index: None,
             bytes,
         })
@@ -193,23 +196,12 @@ impl Footer {
 
     /// Whether there is a column of this name, perhaps a structure.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.leaves
-            .iter()
-            .any(|leaf| leaf.is_called(name) || leaf.descr.path().parts()[0] == name)
-    }
-
-    /// The value of a leaf whose stored values, if any, do not count.
-    pub(super) fn constant(&self, leaf: usize) -> Option<&Constant> {
-        if let Some((_, value)) = self.replaced.iter().find(|(at, _)| *at == leaf) {
-            return Some(value);
-        }
-        leaf.checked_sub(self.stored())
-            .map(|place| &self.constants[place])
+        self.leaves.iter().any(|leaf| leaf.belongs_to(name))
     }
 
     /// Number of leaves that the file stores; they come first.
     pub(super) fn stored(&self) -> usize {
-        self.leaves.len() - self.constants.len()
+        self.meta.file_metadata().schema_descr().num_columns()
     }
 
     /// The field ids of a stored leaf and of the columns around it.
@@ -231,9 +223,7 @@ impl Footer {
     pub(super) fn check_ids(&self, ids: &[(String, i32)]) -> Result<()> {
         let stored = &self.leaves[..self.stored()];
         for (name, id) in ids {
-            let own = stored
-                .iter()
-                .find(|leaf| leaf.is_called(name) || leaf.descr.path().parts()[0] == *name);
+            let own = stored.iter().find(|leaf| leaf.belongs_to(name));
             let what = match own {
                 Some(leaf) if self.ids_of(leaf).contains(id) => continue,
                 Some(leaf) => match self.ids_of(leaf).last() {

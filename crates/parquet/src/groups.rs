@@ -42,7 +42,7 @@ impl Cut<'_> {
 
     /// Where the values of column `index` are: in all of its pages, or in no file.
     fn values(&self, index: usize) -> Result<Values> {
-        match self.footer.constant(self.columns[index]) {
+        match &self.footer.leaves[self.columns[index]].value {
             Some(value) => Ok(Values::Constant(value.clone())),
             None => self.whole(index).map(Values::Stored),
         }

@@ -407,6 +407,11 @@ impl ParquetBuilder {
             };
             return Err(Error::new(ErrorKind::Empty, Stage::Index, message));
         };
+        let mut names = HashSet::new();
+        if let Some(again) = columns.iter().find(|column| !names.insert(column.name())) {
+            let message = format!("column `{}` is given twice", again.name());
+            return Err(footer::config(message));
+        }
         if let Some(odd) = columns.iter().find(|column| column.len() != files.len()) {
             return Err(footer::config(format!(
                 "column `{}` has {} values for {} files: give one for each",
@@ -415,10 +420,9 @@ impl ParquetBuilder {
                 files.len()
             )));
         }
-        let name = match &*files {
-            [_] => first.display().to_string(),
-            [_, others @ ..] => format!("{} and {} more", first.display(), others.len()),
-            [] => String::new(),
+        let name = match files.len() - 1 {
+            0 => first.display().to_string(),
+            others => format!("{} and {others} more", first.display()),
         };
         self.open_all(&files, &columns, true, name)
     }
@@ -486,11 +490,12 @@ impl ParquetBuilder {
         self.finish(sources, &[footer], &[], "<memory>".into())
     }
 
+    /// `in_paths`: columns of the paths, which must not contradict stored ones.
     fn finish(
         self,
         sources: Sources,
         footers: &[Footer],
-        constants: &[FileColumn],
+        in_paths: &[FileColumn],
         name: String,
     ) -> Result<Parquet> {
         let first = &footers[0];
@@ -522,7 +527,7 @@ impl ParquetBuilder {
         let chosen: Vec<Vec<usize>> = chosen.collect::<Result<_>>()?;
         constants::check_nulls(footers, &chosen, self.nulls)?;
         for (file, (footer, columns)) in footers.iter().zip(&chosen).enumerate() {
-            constants::check_stored(footer, file, constants, columns)
+            constants::check_stored(footer, file, in_paths, columns)
                 .map_err(|error| error.with_path(&footer.path))?;
             dataset.add_leaves(
                 columns

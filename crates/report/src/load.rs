@@ -428,10 +428,10 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
     }
 }
 
-/// Whether the other ranks of this machine account for most of what others took, if each uses as
+/// Whether the other ranks that share these cores account for most of what others took, if each uses as
 /// much CPU time as this one.
 fn are_ranks(cpu: &Cpu) -> bool {
-    let ranks = u64::from(cpu.local_ranks.saturating_sub(1)).saturating_mul(cpu.process_ns);
+    let ranks = u64::from(cpu.sharing_ranks.saturating_sub(1)).saturating_mul(cpu.process_ns);
     cpu.others_ns
         .is_some_and(|others| ranks as f64 >= 0.5 * others as f64)
         && ranks > 0

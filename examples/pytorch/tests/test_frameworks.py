@@ -251,7 +251,7 @@ def test_a_batch_is_cut_into_micro_batches_without_a_copy(data):
     assert torch.equal(torch.cat([part["record"] for part in parts]), batch["record"])
     assert parts[1]["record"].untyped_storage().data_ptr() == batch["record"].untyped_storage().data_ptr()
     assert [len(part) for part in fl.micro(batch["record"][:2], 5)] == [1, 1]
-    with pytest.raises(ValueError, match="no 0 parts"):
+    with pytest.raises(ValueError, match="parts 0: give a whole number from 1"):
         next(fl.micro(batch, 0))
 
 

@@ -155,9 +155,7 @@ impl Limits {
     fn check_alone(&self) -> Result<()> {
         let files = format!("the files have {}", shown(self.bytes));
         self.check_budget(self.bytes, &files)?;
-        let free = self.room.map(|room| room.own);
-        let what = "the free memory, limits of the container included,";
-        within(self.bytes, free.map(less_process), &files, what, "")
+        self.check_free(self.room.map(|room| room.own), &files)
     }
 
     /// One copy for all ranks.
@@ -167,9 +165,12 @@ impl Limits {
             "the files have {}, one copy for the {ranks} ranks here",
             shown(self.bytes)
         );
-        let free = self.room.map(|room| room.all);
+        self.check_free(self.room.map(|room| room.all), &files)
+    }
+
+    fn check_free(&self, free: Option<u64>, files: &str) -> Result<()> {
         let what = "the free memory, limits of the container included,";
-        within(self.bytes, free.map(less_process), &files, what, "")
+        within(self.bytes, free.map(less_process), files, what, "")
     }
 
     /// A copy in each rank: the sum must fit.

@@ -88,7 +88,8 @@ impl<'a> Many<'a> {
     }
 
     fn lens(&self) -> impl Iterator<Item = usize> + use<'a> {
-        self.lens.chunks_exact(WORD).map(number)
+        let (words, _) = self.lens.as_chunks::<WORD>();
+        words.iter().map(|word| u32::from_le_bytes(*word) as usize)
     }
 
     /// Bytes that `count` elements take beside their own.
@@ -131,12 +132,6 @@ impl<'a> Many<'a> {
         }
         Ok(())
     }
-}
-
-fn number(word: &[u8]) -> usize {
-    word.iter()
-        .rev()
-        .fold(0, |number, byte| number << 8 | usize::from(*byte))
 }
 
 #[cfg(test)]

@@ -125,6 +125,11 @@ impl Cores {
 }
 
 impl Cores {
+    /// Number of ranks on this machine.
+    pub fn ranks(self) -> usize {
+        self.ranks
+    }
+
     /// Number of ranks that share these cores; 1 if each has its own.
     pub fn sharing(self) -> usize {
         if self.bound { 1 } else { self.ranks }

@@ -37,13 +37,12 @@ pub(super) fn number(pattern: &str, ending: &[u8]) -> Option<u32> {
     })
 }
 
-/// What is wrong with the numbers of a list, which are sorted here: one is missing, or there twice.
-pub(super) fn wrong(numbers: &mut [u32]) -> Option<String> {
-    numbers.sort_unstable();
-    let count = numbers.len();
-    let mut places = (0..).zip(numbers.iter());
-    let (expected, found) = places.find(|(expected, found)| expected != *found)?;
-    Some(if found > &expected {
+/// What is wrong with the ascending numbers of a list: one is missing, or there twice.
+pub(super) fn wrong(sorted: impl ExactSizeIterator<Item = u32>) -> Option<String> {
+    let count = sorted.len();
+    let mut places = (0..).zip(sorted);
+    let (expected, found) = places.find(|(expected, found)| expected != found)?;
+    Some(if found > expected {
         format!("{count} members but no number {expected}")
     } else {
         format!("number {found} twice")
@@ -83,11 +82,10 @@ pub(super) fn frame(mut span: &[u8], patterns: &[String], out: &mut Vec<u8>) -> 
             found.push((number, start..start + member.len as usize));
         }
     }
-    let mut numbers: Vec<u32> = found.iter().map(|(number, _)| *number).collect();
-    if let Some(what) = wrong(&mut numbers) {
+    found.sort_unstable_by_key(|(number, _)| *number);
+    if let Some(what) = wrong(found.iter().map(|(number, _)| *number)) {
         return Err(Error::decode(format!("a list of {what}")));
     }
-    found.sort_unstable_by_key(|(number, _)| *number);
     let start = out.len();
     out.resize(start + Many::head_bytes(found.len()), 0);
     let lens = found.iter().map(|(_, range)| range.len());
@@ -135,14 +133,14 @@ mod tests {
 
     #[test]
     fn numbers_with_a_gap_or_twice_are_wrong() {
-        for (mut numbers, expected) in [
-            (vec![], None),
-            (vec![2, 0, 1], None),
-            (vec![1], Some("1 members but no number 0")),
-            (vec![3, 0, 1], Some("3 members but no number 2")),
-            (vec![1, 0, 1, 2], Some("number 1 twice")),
+        for (numbers, expected) in [
+            (&[][..], None),
+            (&[0, 1, 2], None),
+            (&[1], Some("1 members but no number 0")),
+            (&[0, 1, 3], Some("3 members but no number 2")),
+            (&[0, 1, 1, 2], Some("number 1 twice")),
         ] {
-            assert_eq!(wrong(&mut numbers).as_deref(), expected);
+            assert_eq!(wrong(numbers.iter().copied()).as_deref(), expected);
         }
     }
 }

@@ -183,12 +183,14 @@ impl Tar {
 
     /// Keys of the samples of a shard, by a walk over its headers: the index does not keep names.
     fn keys_of(&self, shard: usize) -> Result<Strings> {
-        let mut samples = self.index.ids_of(shard).peekable();
+        let mut samples = self.index.ids_of(shard);
         self.index.walk_headers(shard, |input| {
             ahead::bring_headers(input)?;
             let mut keys = Strings::new();
             let mut at = 0;
-            while let Some(sample) = samples.peek() {
+            let mut next = samples.next();
+            let mut first = self.first_byte_of(next)?;
+            while next.is_some() {
                 let member = match member::next(input, at) {
                     Ok(member::Step::Member(member)) => member,
                     Err(member::Stop::Failed(error)) => return Err(error),
@@ -197,16 +199,17 @@ impl Tar {
                 // A list begins with the headers of its first member, another field with its data.
                 let places = [Some(at), Some(member.data)];
                 at = member.next;
-                if !places.contains(&self.first_byte(*sample)?) {
+                if !places.contains(&first) {
                     continue;
                 }
                 let Ok((key, _)) = split(&member.name) else {
                     break;
                 };
                 keys.push(key);
-                samples.next();
+                next = samples.next();
+                first = self.first_byte_of(next)?;
             }
-            match samples.next() {
+            match next {
                 None => Ok(keys),
                 Some(sample) => {
                     let message = "the member of a sample is not where it was indexed";
@@ -218,7 +221,10 @@ impl Tar {
     }
 
     /// Offset of the first of a sample's members.
-    fn first_byte(&self, sample: u64) -> Result<Option<u64>> {
+    fn first_byte_of(&self, sample: Option<u64>) -> Result<Option<u64>> {
+        let Some(sample) = sample else {
+            return Ok(None);
+        };
         let mut first = None;
         for field in 0..self.schema.len() {
             if let Some((_, entry)) = self.index.entry(sample, field)? {
@@ -645,16 +651,15 @@ impl Dataset for Tar {
 
     fn sizes(&self) -> Sizes {
         let sizes = self.index.sizes();
-        let opened_bytes_max = if self.lists.iter().any(|list| !list.is_empty()) {
-            // A list's head is smaller than the headers of its members.
+        // A list's head is smaller than the headers of its members.
+        let lists = if self.lists.iter().any(|list| !list.is_empty()) {
             sizes.sample_bytes_max
-        } else if self.classes == 0 {
-            0
         } else {
-            8
+            0
         };
+        let class = if self.classes == 0 { 0 } else { 8 };
         Sizes {
-            opened_bytes_max,
+            opened_bytes_max: lists.max(class),
             ..sizes
         }
     }

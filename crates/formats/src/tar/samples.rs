@@ -114,7 +114,8 @@ impl Sample {
         lists.find_map(|field| {
             let own = self.elements.iter().filter(|(of, _)| *of == field);
             let mut numbers: Vec<u32> = own.map(|(_, number)| *number).collect();
-            let what = elements::wrong(&mut numbers)?;
+            numbers.sort_unstable();
+            let what = elements::wrong(numbers.into_iter())?;
             let key = String::from_utf8_lossy(&self.key);
             let endings = rules[field].endings.join(", ");
             let message = format!("sample {key:?} has of {endings} {what}");

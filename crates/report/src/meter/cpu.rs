@@ -9,7 +9,7 @@ use super::snapshot::Cpu;
 use crate::meter::PipelineStage;
 use feedline_base::cgroup;
 use feedline_base::sync::Hold;
-use feedline_core::order::{Cores, local_ranks};
+use feedline_core::order::Cores;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,12 +84,13 @@ impl Cpu {
         let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
         let others_ns = cores_ns().map(|all| all.saturating_sub(process_ns));
         let loaders_ns = loaders_ns().unwrap_or(0);
+        let cores = Cores::here();
         Self {
             process_ns,
             loaders_ns,
             others_ns,
-            local_ranks: local_ranks() as u32,
-            sharing_ranks: Cores::here().sharing() as u32,
+            local_ranks: cores.ranks() as u32,
+            sharing_ranks: cores.sharing() as u32,
             ..Self::of_groups(&groups, cores_at_once(), read)
         }
     }

@@ -48,7 +48,7 @@ impl Case<'_> {
                  of the loader has a known effect.",
             )],
             Cause::LocalRanks => {
-                let ranks = self.snapshot.cpu.as_ref().map_or(0, |cpu| cpu.local_ranks);
+                let ranks = self.sharing_ranks();
                 let cores = self.snapshot.decode.cores;
                 let fewer = Setting::Workers.with((cores / ranks.max(1)).max(1));
                 let text = format!(

@@ -922,9 +922,12 @@ fn the_taker_of_the_cores_is_the_cause() {
     }
     // Eight ranks that need what this one does.
     let line = "The 8 ranks of this machine share 2 cores: `workers(1)` in each";
-    for (process, cause, line) in [
-        (2.0, Cause::LocalRanks, line),
-        (0.5, Cause::OtherPrograms, "Other programs take"),
+    let others = "Other programs take";
+    for (process, sharing, cause, line) in [
+        (2.0, 8, Cause::LocalRanks, line),
+        (0.5, 8, Cause::OtherPrograms, others),
+        // Each rank has cores of its own, which the other ranks do not use.
+        (2.0, 1, Cause::OtherPrograms, others),
     ] {
         assert_said(cause, line, |s| {
             s.decode.cores = 2;
@@ -933,6 +936,7 @@ fn the_taker_of_the_cores_is_the_cause() {
             let cpu = s.cpu.as_mut().unwrap();
             cpu.others_ns = Some(18_000_000_000);
             cpu.local_ranks = 8;
+            cpu.sharing_ranks = sharing;
         });
     }
 }

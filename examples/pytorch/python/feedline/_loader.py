@@ -532,9 +532,8 @@ _VERSION = "snapshot"
 def _state(state: Mapping[str, Any]) -> bytes:
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a dict, not {type(state).__name__}: give what `state_dict()` gave")
-    own = {name: value for name, value in state.items() if name != _VERSION}
     try:
-        return json.dumps(own, separators=(",", ":")).encode()
+        return json.dumps(state, separators=(",", ":")).encode()
     except TypeError:
         raise StateError("this dict is no state, which has numbers and strings: give what `state_dict()` gave") from None
 
@@ -884,7 +883,7 @@ class Loader(_Native, Generic[Out]):
         return self._received
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands after the last batch received: numbers and strings, under 1 KiB; the same on every rank.
+        """Where the run stands after the last batch received: numbers and strings, under 1 KiB and the name of a table's version; the same on every rank.
 
         A loop that trains later than it receives keeps it with each batch, and saves that of the last trained one. Counts of what was
         trained: `feedline.state_at`, `feedline.state_trained`.

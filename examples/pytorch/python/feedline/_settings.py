@@ -57,13 +57,13 @@ def values(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value if name in _OBJECTS else plain(value) for name, value in settings.items()}
 
 
-def whole(name: str, number: Any) -> int:
+def whole(name: str, number: Any, least: int = 0) -> int:
     """A whole number, which True and False are not."""
     number = plain(number)
     if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{name} {number!r}: give a whole number from 0")
-    if operator.index(number) < 0:
-        raise ValueError(f"{name} {number!r}: give a whole number from 0")
+        raise TypeError(f"{name} {number!r}: give a whole number from {least}")
+    if operator.index(number) < least:
+        raise ValueError(f"{name} {number!r}: give a whole number from {least}")
     return operator.index(number)
 
 

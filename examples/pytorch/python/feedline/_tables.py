@@ -17,28 +17,17 @@ from urllib.parse import unquote
 from . import _settings
 from .errors import ConfigError, UnsupportedError
 
-#: Types of Delta's partition values: the type here, and what makes a value of theirs one of ours.
-_DELTA: dict[str, tuple[str, Callable[[Any], Any]]] = {
+#: Types of partition values: the type here, and what makes a value of theirs one of ours.
+_COMMON: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "boolean": ("bool", bool),
-    "byte": ("i8", int),
-    "short": ("i16", int),
-    "integer": ("i32", int),
-    "long": ("i64", int),
-    "float": ("f32", float),
-    "double": ("f64", float),
-    "date": ("i32", lambda day: (day - datetime.date(1970, 1, 1)).days),
-    "string": ("text", str),
-}
-#: The same of Iceberg's.
-_ICEBERG: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "boolean": ("bool", bool),
-    "int": ("i32", int),
     "long": ("i64", int),
     "float": ("f32", float),
     "double": ("f64", float),
     "date": ("i32", lambda day: day if isinstance(day, int) else (day - datetime.date(1970, 1, 1)).days),
     "string": ("text", str),
 }
+_DELTA = _COMMON | {"byte": ("i8", int), "short": ("i16", int), "integer": ("i32", int)}
+_ICEBERG = _COMMON | {"int": ("i32", int)}
 #: Features of Delta tables that change nothing for a reader of the files that the log names.
 _KNOWN = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "deletionVectors"}
 
@@ -109,7 +98,7 @@ def delta(table: Any, version: int | None, columns: Sequence[str] | None) -> tup
     root = unquote(root.removeprefix("file://")) if root.startswith("file://") else root
     actions = table.get_add_actions(flatten=True)
     paths = [unquote(value.as_py()) for value in actions["path"]]
-    files = [_place(path) if "://" in path or path.startswith("/") else root + path for path in paths]
+    files = [_place(path if "://" in path or path.startswith("/") else root + path) for path in paths]
     types = {field.name: str(getattr(field.type, "type", field.type)) for field in table.schema().fields}
     values = []
     for name in metadata.partition_columns:

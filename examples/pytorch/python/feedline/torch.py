@@ -234,9 +234,7 @@ def micro(batch: Any, count: int) -> Iterator[Any]:
     first = batch
     while not isinstance(first, torch.Tensor):
         first = next(iter(first.values() if isinstance(first, dict) else first))
-    count = _settings.whole("parts", count)
-    if count < 1:
-        raise ValueError(f"a batch has no {count} parts: use 1 or more")
+    count = _settings.whole("parts", count, 1)
     least, longer = divmod(len(first), min(count, len(first)))
     start = 0
     for part in range(min(count, len(first))):
