@@ -123,6 +123,19 @@ fn a_gap_or_a_second_member_of_a_number_is_damage_of_its_sample() {
 }
 
 #[test]
+fn a_list_that_no_sample_has_is_empty_beside_a_class() {
+    let members = [0, 1].map(|sample| (format!("k{sample}.cls"), sample.to_string().into()));
+    let builder = Tar::builder().images("frames.*.bmp", 2).optional();
+    let tar = builder.class("cls").index(false);
+    let tar = tar.open_bytes(shard(&members)).unwrap();
+    for batch in build(loader(tar)).epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        let lens = batch.field("image").unwrap().lens().unwrap();
+        assert!(lens.iter().all(|len| *len == 0));
+    }
+}
+
+#[test]
 fn a_list_in_a_damaged_shard_is_never_short() {
     let whole = shard(&clips(3, 3));
     let dir = Dir::new();

@@ -467,11 +467,12 @@ impl ParquetBuilder {
         Ok(dataset)
     }
 
-    /// The chosen columns, or all of all files.
+    /// The chosen columns and those to prune by, or all of all files.
     fn names(&self, footers: &[Footer]) -> Vec<String> {
         if !self.wanted.is_empty() {
             let columns = self.wanted.iter().flat_map(|wanted| &wanted.columns);
-            return columns.cloned().collect();
+            let prune = self.prune.iter().map(|(column, _, _)| column);
+            return columns.chain(prune).cloned().collect();
         }
         let mut seen = HashSet::new();
         let leaves = footers.iter().flat_map(|footer| &footer.leaves);

@@ -231,6 +231,15 @@ fn a_table_gives_its_files_values() {
     };
     let found = rows(open(zeros(), 3)).unwrap();
     assert_eq!(found, "7 0 0, 8 0 0, 7 0 0, 8 0 0, 7 2 7, 8 2 8");
+    // A file without the column may have any value.
+    let found = rows(open(Parquet::builder().column("x").prune("w", 9.0, 9.0), 3)).unwrap();
+    assert!(found.starts_with("7, 8, 7, 8"), "{found}");
+    let column = FileColumn::new("p", FileValues::I32(vec![None; 3]));
+    must_fail(
+        zeros().open_files(&files, [column.clone(), column]),
+        ErrorKind::Config,
+        "column `p` is given twice",
+    );
     let table = [
         (
             open(Parquet::builder().columns(["x", "w"]), 3),
