@@ -21,7 +21,7 @@ from verdicts import PROFILE, beside
 
 HERE = pathlib.Path(__file__).parent
 GROUPS = pathlib.Path("/sys/fs/cgroup")
-RANKS = HERE.parent / "examples/pytorch/tests/loops/across.py"
+RANKS = HERE.parent / "python/tests/loops/across.py"
 LOOP = '''
 import json, sys, time
 import numpy, feedline.numpy as fl

@@ -40,7 +40,7 @@
 //! * [`storage`]: how files are read.
 //! * [`prepare`]: one-time preparation of pictures (shards, seek points).
 //! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch;
-//!   `examples/pytorch` is a Python package.
+//!   `python` is a Python package.
 //!
 //! [`guide`] has a page per topic: GPUs, ranks, loops that consume late, offline jobs, formats,
 //! object stores, faults, profiling, the architecture and the decisions behind it, the tests.

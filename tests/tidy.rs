@@ -20,11 +20,11 @@ const LEVELS: &[(&str, u32)] = &[
 const UNSAFE: &[&str] = &[
     "benches/starvation/device.rs",
     "examples/profile/gpu.rs",
-    "examples/pytorch/src/lent.rs",
-    "examples/pytorch/src/lib.rs",
-    "examples/pytorch/src/stream.rs",
-    "examples/pytorch/src/tensor.rs",
-    "examples/pytorch/src/xla.rs",
+    "python/native/lent.rs",
+    "python/native/lib.rs",
+    "python/native/stream.rs",
+    "python/native/tensor.rs",
+    "python/native/xla.rs",
     "crates/device/src/cuda/copy.rs",
     "crates/device/src/cuda/cufile/api.rs",
     "crates/device/src/cuda/cufile/mod.rs",
@@ -328,7 +328,7 @@ fn circles(all: &BTreeMap<Module, String>) -> (usize, BTreeMap<Module, BTreeSet<
 fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
     let mut wrong = Vec::new();
     let mut met = BTreeSet::new();
-    for path in ["src", "crates", "tests", "benches", "examples"]
+    for path in ["src", "crates", "tests", "benches", "examples", "python"]
         .into_iter()
         .flat_map(files)
     {
@@ -379,7 +379,7 @@ const STARTERS: &[&str] = &["crates/base/src/thread.rs", "crates/remote/src/stor
 #[test]
 fn one_file_starts_threads() {
     let mut wrong = Vec::new();
-    for path in ["src", "crates", "examples/pytorch/src"]
+    for path in ["src", "crates", "python/native"]
         .into_iter()
         .flat_map(files)
     {
@@ -695,10 +695,14 @@ fn messages_name_settings_by_the_table_alone() {
                 .to_string()
         })
         .collect();
-    let tools = ["throughput", "profile", "inspect", "prepare", "pytorch/src"]
-        .map(|tool| format!("examples/{tool}"));
-    let dirs = ["src", "crates"].map(String::from).into_iter().chain(tools);
-    let mut all: Vec<PathBuf> = dirs.flat_map(|dir| files(&dir)).collect();
+    let tools =
+        ["throughput", "profile", "inspect", "prepare"].map(|tool| format!("examples/{tool}"));
+    let dirs = ["src", "crates", "python/native"].map(String::from);
+    let mut all: Vec<PathBuf> = dirs
+        .iter()
+        .chain(&tools)
+        .flat_map(|dir| files(dir))
+        .collect();
     all.push(root().join("examples/resume.rs"));
     let mut wrong = Vec::new();
     let mut seen = 0;
@@ -742,7 +746,7 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
     let guides = std::fs::read_dir(root.join("src/guide"))
         .unwrap()
         .map(|entry| entry.unwrap().path());
-    let pages = ["README.md", "examples/pytorch/README.md"].map(|page| root.join(page));
+    let pages = ["README.md", "python/README.md"].map(|page| root.join(page));
     for page in guides.chain(pages) {
         let text = std::fs::read_to_string(&page)
             .unwrap()

@@ -155,7 +155,7 @@
 //!
 //! [`Batch::into_dlpack`](crate::Batch::into_dlpack) hands over the memory without a copy. The
 //! memory returns to the loader when the last tensor is freed. JAX passes a stream on which it does
-//! not compute: bind its compute stream as well, as the package in `examples/pytorch` does. From
+//! not compute: bind its compute stream as well, as the package in `python` does. From
 //! Rust:
 //!
 //! ```no_run
@@ -175,7 +175,7 @@
 //! }
 //! ```
 //!
-//! From Python, with the package in `examples/pytorch`, which wraps this and a loader:
+//! From Python, with the package in `python`, which wraps this and a loader:
 //!
 //! ```python
 //! import feedline.torch as fl

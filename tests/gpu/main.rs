@@ -22,7 +22,7 @@
 //!
 //! Figures never fail the program, wrong bytes, leaks, crashes and hangs do. What a figure should
 //! reach stands beside it. Environment: `FEEDLINE_GPU` (auto, real, standin), `FEEDLINE_WHEEL` (a
-//! wheel of `examples/pytorch`: batches are handed to the PyTorch of `python3`), `FEEDLINE_CUFILE`
+//! wheel of `python`: batches are handed to the PyTorch of `python3`), `FEEDLINE_CUFILE`
 //! (a libcufile).
 
 #[path = "../common/mod.rs"]

@@ -1,8 +1,8 @@
 //! Batches in the PyTorch of this machine: DLPack from device memory into a framework that we did
 //! not write.
 //!
-//! `FEEDLINE_WHEEL` names what is imported: a wheel of `examples/pytorch`
-//! (`pip wheel ./examples/pytorch`). It is unpacked into the data folder and installed nowhere.
+//! `FEEDLINE_WHEEL` names what is imported: a wheel of `python`
+//! (`pip wheel ./python`). It is unpacked into the data folder and installed nowhere.
 //! Without it, or without PyTorch, this is left out.
 
 use crate::common::noise;
@@ -42,7 +42,7 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     match std::env::var_os("FEEDLINE_WHEEL") {
         None => ctx.skip(
             "batches as tensors",
-            "FEEDLINE_WHEEL names no wheel of examples/pytorch",
+            "FEEDLINE_WHEEL names no wheel of python",
         ),
         Some(_) if !ctx.real() => ctx.skip("batches as tensors", "PyTorch wants a real GPU"),
         Some(wheel) => tensors(ctx, &python, Path::new(&wheel))?,

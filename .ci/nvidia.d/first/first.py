@@ -291,7 +291,7 @@ def main():
     parser.add_argument("--program", type=pathlib.Path, default=os.environ.get("FEEDLINE_GPU_PROGRAM"),
                         help="a built tests/gpu [default: FEEDLINE_GPU_PROGRAM, else that of `.ci/nvidia gpu`]")
     parser.add_argument("--wheel", default=os.environ.get("FEEDLINE_WHEEL") or (wheels[-1] if wheels else None),
-                        help="a wheel of examples/pytorch [default: FEEDLINE_WHEEL, else that of target/wheels]")
+                        help="a wheel of python [default: FEEDLINE_WHEEL, else that of target/wheels]")
     args = parser.parse_args(sys.argv[2:])
     args.out = args.out.absolute()
     args.data = (args.dir or args.out).absolute() / "feedline-first"

@@ -8,7 +8,7 @@ import pytest
 import feedline.numpy as fn
 from feedline import errors
 
-FIXTURES = Path(__file__).resolve().parents[3] / "tests" / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "fixtures"
 
 #: Sources with a field of varying length: what opens them, the field, and whether its index knows the lengths.
 SOURCES = [

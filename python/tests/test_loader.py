@@ -1,6 +1,6 @@
 """What Python sees of feedline, on the host. Needs numpy; what needs torch is skipped without it.
 
-    pytest examples/pytorch/tests
+    pytest python/tests
 """
 
 import gc
@@ -29,9 +29,7 @@ except ImportError as error:
 else:
     without_torch = ""
 
-HERE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(HERE))
-import demo  # noqa: E402
+import demo
 
 needs_torch = pytest.mark.skipif(torch is None, reason=f"torch is missing: {without_torch}")
 
@@ -614,7 +612,7 @@ def test_the_training_loop_learns_and_goes_on_where_it_was_stopped(tmp_path):
 
     def train(*more):
         settings = ["--data", tmp_path / "data", "--device", "cpu", "--epochs", "4", "--batch-size", "16"]
-        command = [sys.executable, HERE / "train.py", *settings, *more]
+        command = [sys.executable, Path(demo.__file__).with_name("train.py"), *settings, *more]
         run = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
         assert run.returncode == 0, run.stderr
         return [re.sub(r" \(\d+ images/s\)$", "", line) for line in run.stdout.splitlines()]

@@ -8,7 +8,7 @@ import feedline
 from feedline import errors
 from feedline._loader import Pictures, Settings, Source
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 #: Settings of the crate's builder: those of the package, or the reason why there is none.

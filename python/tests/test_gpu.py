@@ -13,9 +13,7 @@ if not torch.cuda.is_available():
 
 from feedline import IMAGENET, Loader, to_torch  # noqa: E402
 
-HERE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(HERE))
-import demo  # noqa: E402
+import demo
 
 RECORD = 100_000
 COUNT = 300
@@ -89,7 +87,7 @@ def test_pictures_are_the_same_on_both_devices(tmp_path, name):
 def test_the_training_loop_learns_on_the_gpu_and_says_how_fast(tmp_path):
     demo.write(tmp_path, per_class=24)
     settings = ["--data", tmp_path, "--device", "cuda:0", "--epochs", "4", "--batch-size", "16"]
-    command = [sys.executable, HERE / "train.py", *settings]
+    command = [sys.executable, Path(demo.__file__).with_name("train.py"), *settings]
     run = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     last = next(line for line in run.stdout.splitlines() if line.startswith("epoch 3: "))

@@ -5,7 +5,6 @@ import itertools
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ ImageOps = pytest.importorskip("PIL.ImageOps")
 import feedline.numpy as fl
 from feedline.errors import ChangedError, ConfigError, Error
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import compare
 
 Y, X = np.mgrid[0:45, 0:61]

@@ -1,6 +1,6 @@
 """PyTorch and its frameworks: tensors, states, and whole trainings that are killed and go on.
 
-    pytest examples/pytorch/tests/test_frameworks.py
+    pytest python/tests/test_frameworks.py
 
 Frameworks that are not installed are skipped.
 """
@@ -50,7 +50,6 @@ def test_a_batch_is_a_tensor_or_a_dict(data, tmp_path):
 
 
 def test_pictures_have_the_layout_of_the_library(tmp_path):
-    sys.path.insert(0, str(HERE.parent))
     import demo
 
     demo.write(tmp_path, per_class=3)

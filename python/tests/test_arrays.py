@@ -11,7 +11,7 @@ import feedline
 import feedline.numpy as fn
 from feedline.errors import Error
 
-FIXTURES = pathlib.Path(__file__).parents[3] / "tests" / "fixtures"
+FIXTURES = pathlib.Path(__file__).parents[2] / "tests" / "fixtures"
 
 
 def first(loader):

@@ -25,8 +25,7 @@ from standin import Gpu, Taken, alone
 import feedline
 from feedline import IMAGENET, Loader, to_numpy
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import demo  # noqa: E402
+import demo
 
 RECORD = 48
 COUNT = 100

@@ -1,9 +1,9 @@
 """Measures the package: its cost beside the crate, the GIL in waits, and other loaders on the same pictures.
 
     cargo build --release --example throughput
-    python bench.py cost --native target/release/examples/throughput --pictures FOLDER
-    python bench.py gil
-    python bench.py loaders FOLDER feedline torch dali spdl ffcv
+    python benches/peers.py cost --native target/release/examples/throughput --pictures FOLDER
+    python benches/peers.py gil
+    python benches/peers.py loaders FOLDER feedline torch dali spdl ffcv
 
 Everything alternates within a run, each measurement in a process of its own; printed are medians, and the least and the greatest
 ratio. FOLDER has a folder of pictures per class. Install the other loaders as their projects say.

@@ -47,7 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
 ]
 
-FIXTURES = Path(__file__).resolve().parents[3] / "tests" / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "fixtures"
 RECORD, COUNT, BATCH = 24576, 400, 8
 # Only a child that hangs needs so long.
 DEADLINE = 60
@@ -409,7 +409,6 @@ def everything(loader, epoch=1):
 
 
 def png(path):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import demo
 
     pixels = np.random.default_rng(3).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)

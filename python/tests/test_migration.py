@@ -4,7 +4,6 @@ Pairs whose library is not installed are skipped.
 """
 
 import re
-import sys
 import warnings
 from pathlib import Path
 
@@ -17,8 +16,7 @@ HERE = Path(__file__).resolve().parent
 PROGRAMS = dict(re.findall(r"```python (\w+ \w+)\n(.*?)```", (HERE.parent / "MIGRATION.md").read_text(), re.S))
 PICTURES = 20
 
-sys.path.insert(0, str(HERE.parent))
-import demo  # noqa: E402
+import demo
 
 
 @pytest.fixture

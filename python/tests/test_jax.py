@@ -421,7 +421,6 @@ def test_a_child_has_none_of_the_loaders(folder):
 
 
 def test_labels_and_tokens_have_the_bits_of_jax(tmp_path):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import demo
 
     demo.write(tmp_path / "pictures", per_class=3)

@@ -1,6 +1,6 @@
 """Ranks that show up after the loader was built, and what frameworks ask of a loader.
 
-    pytest examples/pytorch/tests/test_ranks.py
+    pytest python/tests/test_ranks.py
 """
 
 import json

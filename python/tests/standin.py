@@ -22,7 +22,7 @@ from shutil import which
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "target" / "pytorch" / "standin"
 KERNELS = ["feedline_finish_2", "feedline_finish_4"]
 

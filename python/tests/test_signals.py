@@ -1,6 +1,6 @@
 """Signals and exits: what the settings promise, in processes of their own.
 
-    pytest examples/pytorch/tests/test_signals.py
+    pytest python/tests/test_signals.py
 """
 
 import subprocess

@@ -1,0 +1,7 @@
+"""Examples are imported by tests."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python" / "examples")]
