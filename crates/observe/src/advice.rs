@@ -252,6 +252,11 @@ fn waiting_workers(shares: &Shares<'_>) -> Option<Advice> {
     let facts = &shares.seen.loader;
     let names = names(facts.kind)?;
     let now = facts.workers?;
+    let places = shares.producing();
+    let computes = shares.at(&places, places.running);
+    if shares.idle_cores < 0.3 && computes >= 0.3 {
+        return None;
+    }
     let wanted = (2 * now).clamp(2, 4 * shares.seen.machine.cores.max(1));
     let text = format!(
         "{}={wanted}: workers that wait take no core, and more of them wait at once",

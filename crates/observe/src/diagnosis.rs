@@ -25,6 +25,9 @@ const FED: f64 = 0.05;
 const GPU_FED: f64 = 0.02;
 const BATCHES_LEAST: u64 = 8;
 const STEADY_LEAST_NS: u64 = 500_000_000;
+/// Slow batches that are enough, in a time that is long.
+const SLOW_BATCHES: u64 = 3;
+const SLOW_NS: u64 = 2_000_000_000;
 /// Samples of a worker's places that make a verdict more than a guess.
 const LOOKS_LEAST: u64 = 15;
 /// Starts of epochs limit from this share of the time on.
@@ -45,6 +48,9 @@ const IDLE_CORES: f64 = 0.6;
 const LARGE_PICKLE: f64 = 200_000.0;
 /// A batch that comes this fast costs mostly what every batch costs.
 const SHORT_NS: f64 = 4e6;
+/// Cores of other threads that can hold the interpreter's lock, and of other programs that matter.
+const BUSY_THREADS: f64 = 0.3;
+const CROWDED: f64 = 0.5;
 /// Waits are uneven if the longest tenth has this share of the waiting time.
 const UNEVEN: f64 = 0.75;
 
@@ -141,6 +147,8 @@ pub enum Measure {
     Blocked,
     /// Time in which workers were ready without a core.
     WithoutCore,
+    /// Time in which the loop's thread was ready without a core.
+    LoopWithoutCore,
     /// Cores that nobody used, on average.
     IdleCores,
     /// Cores that other programs used, on average.
@@ -288,6 +296,10 @@ pub(crate) struct Shares<'o> {
     pub process_cores: f64,
     pub other_cores: f64,
     pub throttled: f64,
+    /// Share of the time in which the loop's thread was ready without a core.
+    pub loop_delayed: f64,
+    /// Cores that other threads of the loop's process use.
+    pub thread_cores: f64,
     /// Bytes that workers write per batch.
     pub pickled: f64,
     /// Part of the waits in which the loop's thread computed.
@@ -343,6 +355,7 @@ impl<'o> Shares<'o> {
         // Bytes were counted in the watched part of the steady time.
         let watched_batches = ratio(watched_workers as f64 / count, steady) * batches;
         let device: u64 = workers.iter().map(|worker| worker.device_bytes).sum();
+        let threads: u64 = seen.threads.iter().map(|thread| thread.cpu_ns).sum();
         let lock = seen.interpreter.unwrap_or_default();
         Self {
             seen,
@@ -367,6 +380,8 @@ impl<'o> Shares<'o> {
             process_cores,
             other_cores: (busy_cores - process_cores - worker_cores).max(0.0),
             throttled: ratio(machine.throttled_ns as f64, watched),
+            loop_delayed: ratio(consumer.delay_ns as f64, consumer.watched_ns as f64),
+            thread_cores: ratio(threads as f64, watched),
             pickled: ratio(written as f64, watched_batches),
             loop_computes: ratio(consumer.wait_cpu_ns as f64, waited),
             lock_late: if lock.probes >= BATCHES_LEAST {
@@ -378,6 +393,29 @@ impl<'o> Shares<'o> {
                 + ratio(1e9 * machine.device_bytes as f64, watched),
             longest: consumer.waits.in_longest(0.1),
             workers,
+        }
+    }
+
+    /// Whether enough batches came for more than a guess.
+    fn has_enough(&self) -> bool {
+        let consumer = &self.seen.consumer;
+        let slow = consumer.steady_batches >= SLOW_BATCHES && consumer.steady_ns >= SLOW_NS;
+        slow || consumer.steady_batches >= BATCHES_LEAST
+    }
+
+    /// Whether another thread of the loop's process holds the interpreter's lock in its waits. The
+    /// loop's own thread holds it while it unpickles.
+    fn lacks_lock(&self) -> bool {
+        self.lock_late >= HALF && self.thread_cores >= BUSY_THREADS
+    }
+
+    /// Who takes the cores, if ready threads lack them.
+    fn takes_cores(&self) -> Cause {
+        let cores = f64::from(self.seen.machine.cores.max(1));
+        if self.other_cores >= (0.25 * cores).max(CROWDED) {
+            Cause::OtherPrograms
+        } else {
+            Cause::Cores
         }
     }
 
@@ -433,7 +471,7 @@ fn decide(shares: &Shares<'_>) -> (Cause, Option<Cause>) {
     if shares.restarts >= STARTS && consumer.restarts_ns >= consumer.waited_ns {
         return (Cause::WorkerStart, None);
     }
-    if consumer.steady_batches < BATCHES_LEAST {
+    if !shares.has_enough() {
         return (Cause::Unknown, None);
     }
     if !shares.starves() {
@@ -477,8 +515,11 @@ fn starved(shares: &Shares<'_>) -> Cause {
 
 /// The cause if the workers have batches ready.
 fn handed_over(shares: &Shares<'_>) -> Cause {
-    if shares.lock_late >= HALF && shares.loop_computes < HALF {
+    if shares.lacks_lock() {
         return Cause::Gil;
+    }
+    if shares.loop_delayed >= HALF * shares.starved {
+        return shares.takes_cores();
     }
     if shares.pickled >= LARGE_PICKLE {
         return Cause::Pipe;
@@ -497,7 +538,7 @@ fn handed_over(shares: &Shares<'_>) -> Cause {
 
 /// The cause if the loop's own process makes the batches.
 fn without_workers(shares: &Shares<'_>) -> Cause {
-    if shares.lock_late >= HALF && shares.loop_computes < HALF {
+    if shares.lacks_lock() && shares.loop_computes < HALF {
         return Cause::Gil;
     }
     if let Some(cause) = waiting(shares) {
@@ -537,18 +578,23 @@ fn waiting(shares: &Shares<'_>) -> Option<Cause> {
 
 /// The cause if those who make the batches mostly compute.
 fn computing(shares: &Shares<'_>) -> Cause {
-    let machine = &shares.seen.machine;
-    let cores = f64::from(machine.cores.max(1));
-    if shares.delayed >= DELAYED && shares.other_cores >= (0.25 * cores).max(0.5) {
-        return Cause::OtherPrograms;
-    }
     let has_workers = !shares.workers.is_empty();
-    if shares.delayed >= DELAYED && has_workers && shares.process_cores >= 0.4 {
-        return Cause::Cores;
+    let delayed = if has_workers {
+        shares.delayed
+    } else {
+        shares.loop_delayed
+    };
+    let crowded = shares.takes_cores() == Cause::OtherPrograms;
+    if delayed >= DELAYED && (crowded || has_workers && shares.process_cores >= 0.4) {
+        return shares.takes_cores();
     }
-    let more = advice::more_workers(shares).is_some();
-    if shares.idle_cores >= IDLE_CORES && more {
-        Cause::Workers
+    if shares.idle_cores >= IDLE_CORES && advice::more_workers(shares).is_some() {
+        return Cause::Workers;
+    }
+    // More workers would find the cores taken.
+    let few = shares.workers.len() < shares.seen.machine.cores as usize;
+    if crowded && few {
+        Cause::OtherPrograms
     } else {
         Cause::Transform
     }
@@ -571,7 +617,7 @@ impl Case<'_> {
                 _ => Strength::Strong,
             };
         }
-        if consumer.steady_batches < BATCHES_LEAST {
+        if !shares.has_enough() {
             return thin(format!("{} batches are too few", consumer.steady_batches));
         }
         if consumer.steady_ns < STEADY_LEAST_NS {
@@ -624,7 +670,7 @@ impl Case<'_> {
         if shares.restarts >= 0.02 {
             share(Measure::Starts, shares.restarts, "epochs start and end");
         }
-        if self.cause == Cause::NotStarved {
+        if matches!(self.cause, Cause::NotStarved | Cause::WorkerStart) {
             return all;
         }
         if shares.throttled >= 0.02 {
@@ -679,11 +725,18 @@ impl Case<'_> {
             };
             share(measure, part, &words);
         }
-        if shares.delayed >= 0.1 {
+        if shares.delayed >= 0.1 && shares.worker_cores >= 0.2 {
             share(
                 Measure::WithoutCore,
                 shares.delayed,
                 "workers that could compute have no core",
+            );
+        }
+        if shares.loop_delayed >= 0.05 {
+            share(
+                Measure::LoopWithoutCore,
+                shares.loop_delayed,
+                "the loop's own thread has no core",
             );
         }
         if shares.loop_computes >= 0.3 {
@@ -697,7 +750,7 @@ impl Case<'_> {
             share(
                 Measure::LateLock,
                 shares.lock_late,
-                "in waits another thread holds the GIL",
+                "in waits the GIL is taken",
             );
         }
         if self.cause == Cause::Uneven {

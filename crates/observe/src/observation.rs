@@ -102,6 +102,10 @@ pub struct Loop {
     pub wait_cpu_ns: u64,
     /// CPU time of the loop's thread in its steps.
     pub step_cpu_ns: u64,
+    /// Steady time in which the sampler watched the loop's thread.
+    pub watched_ns: u64,
+    /// Part of it in which the thread was ready without a core.
+    pub delay_ns: u64,
     /// How long the waits took.
     pub waits: Waits,
     /// The places of the loop's thread while it waited.

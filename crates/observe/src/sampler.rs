@@ -157,6 +157,8 @@ struct Watch<'s> {
     shared: &'s Shared,
     look: Look,
     workers: Vec<(WorkerId, Option<Counters>)>,
+    /// The time and the run delay of the loop's thread at the last look.
+    of_loop: Option<(Instant, u64)>,
     /// Threads of this process with their times, and whether they worked lately.
     threads: HashMap<u32, (u64, u64, bool)>,
     looks: u64,
@@ -188,6 +190,7 @@ impl<'s> Watch<'s> {
             shared,
             look: Look::new(),
             workers,
+            of_loop: None,
             threads: HashMap::new(),
             looks: 0,
             noise: std::process::id(),
@@ -207,7 +210,7 @@ impl<'s> Watch<'s> {
             let dry = self.shared.notes.hold().runs_dry();
             let counts = steady && in_epoch && !dry;
             self.look_at_workers(counts);
-            self.look_at_loop(phase);
+            self.look_at_loop(phase, counts);
             if self.looks.is_multiple_of(THREADS_EACH) {
                 self.look_at_threads(counts);
                 self.look_at_memory();
@@ -249,13 +252,22 @@ impl<'s> Watch<'s> {
         }
     }
 
-    /// The place of the loop's thread, and of the threads that worked lately, in a wait.
-    fn look_at_loop(&self, phase: Phase) {
+    /// The run delay of the loop's thread; in a wait its place, and the places of the threads that
+    /// worked lately.
+    fn look_at_loop(&mut self, phase: Phase, counts: bool) {
+        let process = std::process::id();
+        let own = self.shared.notes.hold().thread;
+        let scheduled = Task::Thread(process, own).scheduled();
+        let now = scheduled.map(|(_, delay)| (Instant::now(), delay));
+        let before = std::mem::replace(&mut self.of_loop, now);
+        if let Some(((then, old), (now, delay))) = before.zip(now).filter(|_| counts) {
+            let consumer = &mut self.shared.notes.hold().sums.consumer;
+            consumer.watched_ns += now.duration_since(then).as_nanos() as u64;
+            consumer.delay_ns += delay.saturating_sub(old);
+        }
         if phase != Phase::Wait {
             return;
         }
-        let process = std::process::id();
-        let own = self.shared.notes.hold().thread;
         let place = |thread| self.look.task(Task::Thread(process, thread));
         let of_loop = place(own);
         let active = self.threads.iter().filter(|(_, (_, _, active))| *active);

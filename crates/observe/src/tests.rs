@@ -41,11 +41,11 @@ fn starved() -> Observation {
     machine.cores = 4;
     machine.watched_ns = 10 * S;
     machine.process_ns = S / 2;
-    machine.busy_ns = Some(3 * S);
+    machine.busy_ns = Some(29 * S);
     seen
 }
 
-/// A worker that always computes, on half of a core each to keep sums simple.
+/// A worker that always computes.
 fn worker(number: u32) -> Worker {
     Worker {
         number,
@@ -237,6 +237,42 @@ fn each_situation_has_its_cause_and_its_first_advice() {
             none.clone(),
         ),
         (
+            "pickles that the loop unpickles",
+            ahead(|seen| {
+                let interpreter = seen.interpreter.get_or_insert_default();
+                (interpreter.probes, interpreter.late) = (100, 60);
+                each(seen, |worker| worker.written_bytes = 500_000_000);
+            }),
+            Cause::Pipe,
+            none.clone(),
+        ),
+        (
+            "a loop without a core",
+            ahead(|seen| {
+                seen.machine.busy_ns = Some(39 * S);
+                seen.consumer.watched_ns = 10 * S;
+                seen.consumer.delay_ns = 4 * S;
+            }),
+            Cause::OtherPrograms,
+            none.clone(),
+        ),
+        (
+            "other programs on the cores for more workers",
+            with(|seen| seen.machine.busy_ns = Some(39 * S)),
+            Cause::OtherPrograms,
+            none.clone(),
+        ),
+        (
+            "few slow batches of files",
+            {
+                let mut seen = at(|places| &mut places.storage);
+                seen.consumer.steady_batches = 4;
+                seen
+            },
+            Cause::Storage,
+            none.clone(),
+        ),
+        (
             "batches every millisecond",
             ahead(|seen| seen.consumer.steady_batches = 10_000),
             Cause::SmallBatches,
@@ -285,7 +321,7 @@ fn each_situation_has_its_cause_and_its_first_advice() {
         ),
         (
             "few batches",
-            with(|seen| seen.consumer.steady_batches = 7),
+            with(|seen| seen.consumer.steady_batches = 2),
             Cause::Unknown,
             none.clone(),
         ),
