@@ -105,7 +105,7 @@ impl Advice {
 
     /// Adds a gain: the present rate times `factor`, if that is more than noise.
     fn gaining(self, shares: &Shares<'_>, factor: f64) -> Self {
-        let prediction = (factor >= 1.05).then(|| Gain {
+        let prediction = (factor >= 1.05).then_some(Gain {
             rate: shares.rate * factor,
             at_least: true,
         });
