@@ -213,7 +213,7 @@ STYLE = """
   --past: #34588f; --peer: #6d7681; --limit: #ff9d5c; } }
 body { margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--paper); color: var(--ink); }
 body { font: 1rem/1.5 system-ui, sans-serif; }
-main { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 23rem), 1fr)); }
+main { display: grid; gap: 1.5rem; margin-top: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 23rem), 1fr)); }
 section { border-top: 2px solid var(--line); padding-top: .5rem; min-width: 0; }
 h1, h2 { line-height: 1.25; } h2 { font-size: 1.05rem; margin: .25rem 0; } p + h2 { margin-top: 1.5rem; } p { margin: .25rem 0; }
 ul { padding-left: 1.2rem; margin-top: .25rem; } a { color: var(--own); }
@@ -222,10 +222,11 @@ pre { margin: .5rem 0; font: .8125rem/1.4 ui-monospace, monospace; white-space: 
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .15rem .5rem .15rem 0; vertical-align: top; }
 td + td { font-variant-numeric: tabular-nums; }
-svg { display: block; width: 100%; max-width: 30rem; height: auto; font: 13px system-ui, sans-serif; fill: var(--ink); }
+svg { display: block; width: 100%; max-width: 30rem; overflow: visible; font: 13px system-ui, sans-serif; fill: var(--ink); }
 svg .own { fill: var(--own); } svg .past { fill: var(--past); } svg .peer { fill: var(--peer); }
 svg .tick { fill: var(--dim); font-size: 11px; }
-svg path { fill: none; } svg .grid { stroke: var(--line); } svg .whisker { stroke: var(--ink); stroke-width: 1.5; }
+svg path { fill: none; } svg .band { fill: var(--limit); opacity: .2; }
+svg .grid { stroke: var(--line); } svg .whisker { stroke: var(--ink); stroke-width: 1.5; }
 svg .limit { stroke: var(--limit); stroke-width: 2.5; stroke-dasharray: 5 2; }
 svg text.limit { stroke: none; fill: var(--limit); }
 """
@@ -274,11 +275,13 @@ def plot(history: dict[str, Result]) -> str:
         top = place * ROW
         low, high, end = x(value["low"]), x(value["high"]), x(value["median"])
         out.append(f'<rect class="{kind}" x="{x(0):.1f}" y="{top + 21}" width="{end - x(0):.1f}" height="15"/>')
+        if limit:
+            start, wide = x(limit["low"]), x(limit["high"]) - x(limit["low"])
+            out.append(f'<rect class="band" x="{start:.1f}" y="{top + 19}" width="{wide:.1f}" height="{ROW - 20}"/>')
+            out.append(f'<path class="limit" d="M{x(limit["median"]):.1f} {top + 19}v{ROW - 20}"/>')
         out.append(f'<path class="whisker" d="M{low:.1f} {top + 24}v9m0 -4.5H{high:.1f}m0 -4.5v9"/>')
         out.append(f'<text x="4" y="{top + 16}">{html.escape(name)}</text>')
         out.append(f'<text x="{WIDTH - 4}" y="{top + 16}" text-anchor="end" font-weight="600">{number(value["median"])}</text>')
-        if limit:
-            out.append(f'<path class="limit" d="M{x(limit["median"]):.1f} {top + 19}v{ROW - 20}"/>')
     if newest["limit"]:
         words = f"limit {number(newest['limit']['median'])}: {newest['limit']['name']}"
         out.append(f'<path class="limit" d="M4 {height + 27}h22"/>')
@@ -343,6 +346,7 @@ def page(args: argparse.Namespace) -> None:
     ids.update(dict.fromkeys(figure for results in versions.values() for figure in results))
     histories = {figure: {name: results[figure] for name, results in versions.items() if figure in results} for figure in ids}
     machines = dict.fromkeys(about(result["machine"]) for result in versions[newest].values())
+    loads = [result["machine"]["load"] for result in versions[newest].values()]
     if before:
         items = []
         for figure, history in histories.items():
@@ -358,9 +362,10 @@ def page(args: argparse.Namespace) -> None:
 <style>{STYLE}</style></head>
 <body>
 <h1>feedline: figures</h1>
-<p>Bars are medians. Whiskers are the 95 % interval of the median; below 6 runs, the least and the greatest. A dashed line is the
-limit: what the machine itself does, measured in the same run. A change is shown where the intervals are apart.</p>
-<p class="dim">{newest} on {"</p><p class='dim'>and on ".join(machines)}.</p>
+<p>Bars are medians. Whiskers are the 95 % interval of the median; below 6 runs, the least and the greatest. A dashed line
+in a band, its interval, is the limit: what the machine itself does, measured in the same run. A change is shown where the
+intervals are apart.</p>
+<p>{newest} on {"</p><p>and on ".join(machines)}. Load when the runs began: {min(loads)} to {max(loads)}.</p>
 {news}
 <main>
 {chr(10).join(section(figure, history, newest) for figure, history in histories.items())}
