@@ -75,6 +75,8 @@ struct TableFiles {
     snapshot: String,
     /// The columns' ids in the table, if the format has some.
     ids: Vec<(String, i32)>,
+    /// The ids of columns by their names, for files without ids.
+    mapped: Vec<(String, i32)>,
 }
 
 impl TableFiles {
@@ -106,6 +108,7 @@ impl TableFiles {
             columns: columns.collect::<PyResult<_>>()?,
             snapshot: given("snapshot")?.extract()?,
             ids: given("ids")?.extract()?,
+            mapped: given("mapped")?.extract()?,
         })
     }
 }
@@ -1150,6 +1153,7 @@ impl Source {
             Some(table) => builder
                 .snapshot(&table.snapshot)
                 .field_ids(table.ids.iter().cloned())
+                .mapped_ids(table.mapped.iter().cloned())
                 .open_files(&table.files, table.columns.iter().cloned()),
             None => builder.open(path),
         }

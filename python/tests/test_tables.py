@@ -303,6 +303,21 @@ def test_renamed_and_later_columns_of_an_iceberg_table_are_refused(iceberg):
         fn.iceberg(table, null_zero=True)
 
 
+def test_files_without_ids_have_those_of_their_names(iceberg, tmp_path):
+    # Such as files that other programs wrote and `add_files` put into the table.
+    rows = pa.table({"id": [1, 2], "x": [3, 4], "s": [{"a": 5}, {"a": 6}]})
+    table = iceberg.create_table("n.t", schema=rows.schema)
+    table.append(rows)
+    pq.write_table(rows, tmp_path / "added.parquet")
+    table.add_files([f"{tmp_path}/added.parquet"])
+    same(fn.iceberg(table), table.scan().to_arrow().flatten())
+    with table.update_schema() as update:
+        update.rename_column("x", "y")
+    with pytest.raises(UnsupportedError, match="column `y` has the id 2 in the table and is `x` in this file"):
+        fn.iceberg(table)
+    same(fn.iceberg(table, columns=["id"]), table.scan(selected_fields=("id",)).to_arrow())
+
+
 @pytest.mark.parametrize("given", [None, 3, ["a", "b"], object()])
 def test_what_is_no_table_is_refused(given):
     pytest.importorskip("deltalake")

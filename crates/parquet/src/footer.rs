@@ -204,33 +204,45 @@ impl Footer {
         self.meta.file_metadata().schema_descr().num_columns()
     }
 
-    /// The field ids of a stored leaf and of the columns around it.
-    fn ids_of(&self, leaf: &Leaf) -> Vec<i32> {
+    /// The field ids of a stored leaf and of the columns around it. A column without one has that of
+    /// its name in the table's mapping.
+    fn ids_of(&self, leaf: &Leaf, mapped: &[(String, i32)]) -> Vec<i32> {
         let mut ids = Vec::new();
+        let mut name = String::new();
         let mut of = self.meta.file_metadata().schema_descr().root_schema();
         for part in leaf.descr.path().parts() {
             let Some(inner) = of.get_fields().iter().find(|inner| inner.name() == part) else {
                 break;
             };
             of = inner;
+            name += if name.is_empty() { "" } else { "." };
+            name += part;
             let info = of.get_basic_info();
-            ids.extend(info.has_id().then(|| info.id()));
+            let by_name = || mapped.iter().find(|(known, _)| *known == name);
+            if info.has_id() {
+                ids.push(info.id());
+            } else if let Some((_, id)) = by_name() {
+                ids.push(*id);
+            }
         }
         ids
     }
 
     /// Errors: a column has another id in the file than in the table, or the id another name.
-    pub(super) fn check_ids(&self, ids: &[(String, i32)]) -> Result<()> {
+    pub(super) fn check_ids(&self, ids: &[(String, i32)], mapped: &[(String, i32)]) -> Result<()> {
         let stored = &self.leaves[..self.stored()];
         for (name, id) in ids {
             let own = stored.iter().find(|leaf| leaf.belongs_to(name));
-            let what = match own {
-                Some(leaf) if self.ids_of(leaf).contains(id) => continue,
-                Some(leaf) => match self.ids_of(leaf).last() {
+            let what = match own.map(|leaf| self.ids_of(leaf, mapped)) {
+                Some(found) if found.contains(id) => continue,
+                Some(found) => match found.last() {
                     Some(other) => format!("has the id {other} in this file"),
                     None => "has no id in this file".into(),
                 },
-                None => match stored.iter().find(|leaf| self.ids_of(leaf).contains(id)) {
+                None => match stored
+                    .iter()
+                    .find(|leaf| self.ids_of(leaf, mapped).contains(id))
+                {
                     Some(other) => format!("is `{}` in this file", other.name),
                     None => continue,
                 },

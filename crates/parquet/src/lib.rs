@@ -185,6 +185,7 @@ pub struct ParquetBuilder {
     skip: bool,
     snapshot: Option<String>,
     field_ids: Vec<(String, i32)>,
+    mapped_ids: Vec<(String, i32)>,
 }
 
 #[derive(Clone, Debug)]
@@ -228,6 +229,7 @@ impl Parquet {
             skip: false,
             snapshot: None,
             field_ids: Vec::new(),
+            mapped_ids: Vec::new(),
         }
     }
 
@@ -353,6 +355,13 @@ impl ParquetBuilder {
         self
     }
 
+    /// The ids of columns by their names in files that store no ids, as in Iceberg's name mapping:
+    /// files of other programs that were added to the table. Used by [`field_ids`](Self::field_ids).
+    pub fn mapped_ids(mut self, names: impl IntoIterator<Item = (String, i32)>) -> Self {
+        self.mapped_ids = names.into_iter().collect();
+        self
+    }
+
     /// Opens the files of `pattern`: one file, a folder (`*.parquet` in it), or a pattern with `*`,
     /// `{a,b}`, `{000..127}`. Reads their footers in parallel.
     ///
@@ -441,7 +450,7 @@ impl ParquetBuilder {
             sources.add(&footer.path, &footer.version)?;
         }
         for footer in &footers {
-            footer.check_ids(&self.field_ids)?;
+            footer.check_ids(&self.field_ids, &self.mapped_ids)?;
         }
         let ignored = constants::give_values(&mut footers, columns, is_table)?;
         let names = self.names(&footers);

@@ -60,7 +60,7 @@ def _names(fields: Iterable[Any], before: str = "") -> Iterator[str]:
 def _table(files: Sequence[str], columns: Sequence[Column], snapshot: str) -> Table:
     order = sorted(range(len(files)), key=files.__getitem__)
     sorted_columns = [(name, kind, [values[at] for at in order]) for name, kind, values in columns]
-    return {"files": [files[at] for at in order], "columns": sorted_columns, "snapshot": snapshot, "ids": []}
+    return {"files": [files[at] for at in order], "columns": sorted_columns, "snapshot": snapshot, "ids": [], "mapped": []}
 
 
 def _texts(given: Any) -> list[str]:
@@ -159,7 +159,19 @@ def iceberg(table: Any, snapshot_id: int | None, columns: Sequence[str] | None) 
     found = _table(files, _identities(table, schema, tasks), snapshot)
     # Files name their columns as the table did when they were written: the ids tell which column it is.
     found["ids"] = [(name, field.field_id) for name, field in _chosen(schema, columns)]
+    # Files that were added to the table may have no ids.
+    if (mapping := table.name_mapping()) is not None:
+        found["mapped"] = list(_mapped(mapping.root))
     return found, list(_names(schema.fields))
+
+
+def _mapped(fields: Iterable[Any], before: str = "") -> Iterator[tuple[str, int]]:
+    """The id of each name that columns have had, in Iceberg's name mapping."""
+    for field in fields:
+        for name in field.names:
+            if field.field_id is not None:
+                yield before + name, field.field_id
+            yield from _mapped(field.fields, f"{before}{name}.")
 
 
 def _chosen(schema: Any, columns: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
