@@ -308,7 +308,7 @@ def test_files_without_ids_have_those_of_their_names(iceberg, tmp_path):
     rows = pa.table({"id": [1, 2], "x": [3, 4], "s": [{"a": 5}, {"a": 6}]})
     table = iceberg.create_table("n.t", schema=rows.schema)
     table.append(rows)
-    pq.write_table(rows, tmp_path / "added.parquet")
+    pq.write_table(rows.set_column(0, "id", [[3, 4]]), tmp_path / "added.parquet")
     table.add_files([f"{tmp_path}/added.parquet"])
     same(fn.iceberg(table), table.scan().to_arrow().flatten())
     with table.update_schema() as update:
