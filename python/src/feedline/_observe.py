@@ -104,16 +104,17 @@ class Observed(Watch, Generic[Batch]):
         observer, steps, before = self._observer, self._steps, _children()
         steps.restart()
         observer.starts()
+        iterator: Any = None
         try:
             iterator = iter(self._loader)
-            batch = next(iterator, self)
+            batch: Any = next(iterator, self)
             if batch is self:
                 return
             observer.works_with(_workers(iterator, before))
             while True:
                 observer.got(rows(batch, self._facts))
                 steps.begin()
-                yield batch  # type: ignore[misc]
+                yield batch
                 # The loop may have no further use for it, and the loader for its memory.
                 del batch
                 steps.end()
@@ -123,6 +124,8 @@ class Observed(Watch, Generic[Batch]):
                     return
         finally:
             observer.ends()
+            # Its workers would run beside the trial.
+            iterator = batch = None
             if steps.used:
                 observer.set_gpu(*steps.times())
             self._try()
