@@ -1,4 +1,4 @@
-"""The programs of MIGRATION.md: both sides of each pair hand out the same batches.
+"""The programs of the pages `switching`: both sides of each pair hand out the same batches.
 
 Pairs whose library is not installed are skipped.
 """
@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = dict(re.findall(r"```python (\w+ \w+)\n(.*?)```", (HERE.parent / "MIGRATION.md").read_text(), re.S))
+PAGES = "".join(page.read_text() for page in (HERE.parent / "docs" / "switching").glob("*.md"))
+PROGRAMS = dict(re.findall(r'```python title="(\w+ \w+)"\n(.*?)```', PAGES, re.S))
 PICTURES = 20
 
 import demo
@@ -30,7 +31,7 @@ def batches(name, side, **given):
     space = dict(given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(compile(PROGRAMS[f"{name} {side}"], f"MIGRATION.md: {name} {side}", "exec"), space)
+        exec(compile(PROGRAMS[f"{name} {side}"], f"switching: {name} {side}", "exec"), space)
         return [[array(part) for part in parts_of(batch)] for batch in space["loader"]]
 
 
