@@ -10,11 +10,12 @@ TRAIN, VALIDATION = pictures(240), pictures(60, seed=2)  # yours: "imagenet/trai
 CLASSES, SIZE, BATCH = 4, 32, 32  # yours: 1000, 224, 256
 
 floats = {"size": SIZE, "dtype": "f32", "normalize": fl.IMAGENET, "batch_size": BATCH}
-train = fl.images(TRAIN, shuffle=42, last_batch="drop", **floats)  # a random part of each picture, and a random flip
+train = fl.images(TRAIN, shuffle=42, last_batch="drop", **floats)  # a random part of each picture, a random flip
 validation = fl.images(VALIDATION, **floats)  # in order, the middle of each picture
 
 device = torch.device(train.device)  # the GPU, if PyTorch can use one: batches are there already
-model = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES)).to(device)
+layers = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES)]
+model = nn.Sequential(*layers).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
 
 for epoch in range(3):

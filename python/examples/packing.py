@@ -25,15 +25,13 @@ loader = fl.parquet(PLACE / "corpus.parquet", packed=packed, batch_size=8, shuff
 
 tokens = documents = 0
 for batch in loader:
-    ids_of_row, positions = batch["ids"].long(), batch["positions"]  # [8, 256]
-    labels = torch.where(positions > 0, ids_of_row, -100)  # for models that shift them: no target crosses a document
+    row, positions = batch["ids"].long(), batch["positions"]  # [8, 256]; a document begins at position 0
+    labels = torch.where(positions > 0, row, -100)  # for models that shift them: no target crosses a document
     ends = fl.cu_seqlens(batch)  # for varlen attention: no token sees another document
-    assert ends[-1] == ids_of_row.numel()
-    assert (labels == END).sum() <= (ids_of_row == END).sum()
+    assert labels.shape == row.shape and ends[-1] == row.numel()
     tokens += (batch["documents"] >= 0).sum().item()  # -1 is padding
-    documents += (ids_of_row == END).sum().item()
-    places = len(loader) * 8 * LENGTH
+    documents += (row == END).sum().item()
 
+places = len(loader) * 8 * LENGTH
 print(f"{tokens} tokens of {documents} documents, rows are {tokens / places:.1%} full")
-assert tokens >= sum(map(len, ids)) and documents >= len(ids)
-assert tokens > 0.9 * places
+assert tokens >= sum(map(len, ids)) and documents >= len(ids) and tokens > 0.9 * places

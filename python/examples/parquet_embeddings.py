@@ -18,7 +18,8 @@ points = (draw.normal(size=(CLASSES, WIDTH))[label] + draw.normal(size=(ROWS, WI
 embedding = pa.FixedSizeListArray.from_arrays(points.ravel(), WIDTH)
 pq.write_table(pa.table({"embedding": embedding, "label": label}), DATA, row_group_size=512)
 
-loader = fl.parquet(DATA, columns=["embedding", "label"], batch_size=128, shuffle=42, window=4)  # 4 row groups at a time
+# Shuffles the rows of 4 row groups at a time.
+loader = fl.parquet(DATA, columns=["embedding", "label"], batch_size=128, shuffle=42, window=4)
 
 model = torch.nn.Linear(WIDTH, CLASSES).to(loader.device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)

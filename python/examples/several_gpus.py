@@ -16,7 +16,7 @@ def train(data: str) -> None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     torch.manual_seed(1)
     # Rank and world come from the process group: no sampler, and no set_epoch.
-    loader = fl.images(data, size=32, dtype="f32", global_batch=32, shuffle=42, last_batch="drop", output="dict", ids=True)
+    loader = fl.images(data, size=32, dtype="f32", global_batch=32, shuffle=42, last_batch="drop", ids=True)
     model = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(192, 4)).to(loader.device)
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -17,7 +17,8 @@ BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^ *```", re.M | re.S)
 @pytest.fixture(scope="module")
 def sources():
     """All code, with strings that go on in a next line put together."""
-    files = [path for ending in ("rs", "py") for folder in ("src", "crates", "python/native", "python/src") for path in (ROOT / folder).rglob(f"*.{ending}")]
+    folders = [ROOT / folder for folder in ("src", "crates", "python/native", "python/src")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".rs", ".py")]
     text = "\n".join(path.read_text() for path in files)
     text = re.sub(r'\\\n\s*|"\s*\n\s*f?"', "", text)
     return text.replace('\\"', '"')
