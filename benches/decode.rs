@@ -370,6 +370,7 @@ fn ratios(_: &mut Criterion) {
         }
     }
     for ((name, _), own) in contestants.iter().zip(&speeds) {
+        common::figure(name, "images/s", own);
         let ratio = own
             .iter()
             .zip(&speeds[reference])

@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::{as_test, spread};
+use common::{as_test, figure, spread};
 use feedline::dataset::{Dataset, DatasetExt, Missing, Table, Tar, TfRecord};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -118,7 +118,9 @@ fn measure(dir: &Path, samples: usize, shards: usize, repeats: usize) {
         assert_eq!(tar.shards_scanned(), 0);
         seconds * 1e3
     });
-    let (ms, low, high) = spread(times.collect());
+    let times: Vec<f64> = times.collect();
+    figure(&format!("open {shards} shards"), "ms", &times);
+    let (ms, low, high) = spread(times);
     let indexes: Vec<PathBuf> = std::fs::read_dir(dir)
         .unwrap()
         .flatten()
@@ -132,7 +134,9 @@ fn measure(dir: &Path, samples: usize, shards: usize, repeats: usize) {
             .for_each(|path| drop(std::hint::black_box(std::fs::read(path).unwrap())));
         start.elapsed().as_secs_f64() * 1e3
     });
-    let (plain_ms, ..) = spread(plain.collect());
+    let plain: Vec<f64> = plain.collect();
+    figure(&format!("read the index of {shards} shards"), "ms", &plain);
+    let (plain_ms, ..) = spread(plain);
     let bytes = index_bytes(&tar) as f64 / samples as f64;
     println!(
         "{samples} samples in {shards:4} shards: scanned in {first:.2} s ({:.2} GB/s); from the index {ms:.1} ms [{low:.1}, \

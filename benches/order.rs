@@ -12,12 +12,16 @@
 //! in its own process. `benches/random_sampler.py` prints the same lines for other samplers:
 //!
 //! `FEEDLINE_ORDERS=5 cargo bench --no-default-features --bench order` (the median of 5 processes)
+//!
+//! Rate of a loader whose order is weighted, against the shuffled one, in pairs:
+//!
+//! `FEEDLINE_PAIRS=15 FEEDLINE_PAIR_SECONDS=2 cargo bench --no-default-features --bench order`
 
 mod common;
 #[path = "common/made.rs"]
 mod made;
 
-use common::{as_test, spread};
+use common::{as_test, compare, pairs_wanted, spread};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use feedline::order::{Draws, Weights};
 use feedline::unstable::{Key, Permutation};
@@ -205,6 +209,44 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// Samples of the loaders whose rates are compared, and the bytes of each.
+const DELIVERED: [(u64, usize); 3] = [(1_000_000, 4096), (1_000_000, 150_528), (100_000_000, 4096)];
+
+/// Samples per second of a loader without a step.
+fn delivered(samples: u64, record: usize, order: &Order, seconds: f64) -> f64 {
+    let data = Made::samples(Made::memory(64 << 20), samples, record);
+    let loader = Loader::builder(data)
+        .order(order.clone())
+        .batch_size(64)
+        .build()
+        .unwrap();
+    let mut count = 0;
+    let started = Instant::now();
+    for batch in loader.epoch(0).unwrap() {
+        count += batch.unwrap().len();
+        if started.elapsed().as_secs_f64() > seconds {
+            break;
+        }
+    }
+    count as f64 / started.elapsed().as_secs_f64()
+}
+
+/// Weighted against shuffled, in pairs.
+fn weighted(pairs: usize, seconds: f64) {
+    for (samples, record) in DELIVERED {
+        let weights: Vec<f64> = (0..samples).map(|sample| (1 + sample % 7) as f64).collect();
+        let drawn = Order::weighted(1, Weights::new(&weights).unwrap());
+        let shuffled = Order::shuffled(1);
+        compare(
+            &format!("{samples} samples of {record} bytes: weighted against shuffled"),
+            "samples/s",
+            pairs,
+            || delivered(samples, record, &drawn, seconds),
+            || delivered(samples, record, &shuffled, seconds),
+        );
+    }
+}
+
 /// Peak and present resident memory, in bytes.
 fn resident() -> (u64, u64) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -308,6 +350,10 @@ fn main() {
         .and_then(|processes| processes.parse().ok())
     {
         Some(processes) if !as_test() => orders(processes),
+        _ if pairs_wanted().0 > 0 => {
+            let (pairs, seconds) = pairs_wanted();
+            weighted(pairs, seconds);
+        }
         _ => {
             benches();
             Criterion::default().configure_from_args().final_summary();

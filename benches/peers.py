@@ -197,6 +197,10 @@ def alternate(runs, rounds):
 
 
 def ratio(name, mine, theirs, unit):
+    if "FEEDLINE_FIGURES" in os.environ:
+        from figures import spread
+
+        print(json.dumps({"what": name, "unit": f"{unit}/s", **spread(mine)}))
     pairs = sorted(a / b for a, b in zip(mine, theirs, strict=True))
     print(f"{name}: {statistics.median(mine):.0f} {unit}/s, ratio {statistics.median(pairs):.3f} [{pairs[0]:.3f}, {pairs[-1]:.3f}]")
 

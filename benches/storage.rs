@@ -20,7 +20,7 @@
 
 mod common;
 
-use common::{Fio, as_test, cpu_s, file, fio, pairs_wanted, spread};
+use common::{Fio, as_test, cpu_s, figure, file, fio, pairs_wanted, spread};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::unstable::{ByteRing, IoBuf, Opened, ReadOp, Reader, ReaderOptions, open};
@@ -271,7 +271,15 @@ fn cases() -> Vec<(u64, u32)> {
 }
 
 fn print_case(block: u64, depth: u32, pairs: &[(Fio, Fio)]) {
-    let of = |value: fn(&(Fio, Fio)) -> f64| spread(pairs.iter().map(value).collect());
+    let all = |value: fn(&(Fio, Fio)) -> f64| -> Vec<f64> { pairs.iter().map(value).collect() };
+    let of = |value| spread(all(value));
+    let case = format!("{block}:{depth}");
+    figure(&case, "GB/s", &all(|(ours, _)| ours.gb_per_s));
+    figure(
+        &format!("{case}: fio"),
+        "GB/s",
+        &all(|(_, fio)| fio.gb_per_s),
+    );
     let speed = of(|(ours, fio)| ours.gb_per_s / fio.gb_per_s);
     let cpu = of(|(ours, fio)| ours.cpu_s_per_gb / fio.cpu_s_per_gb);
     let target = TARGETS

@@ -269,6 +269,8 @@ pub mod tensor {
 pub mod profile {
     pub use crate::loader::Log;
     #[doc(inline)]
+    pub use feedline_observe::observe;
+    #[doc(inline)]
     pub use feedline_report::meter::Snapshot;
     #[doc(inline)]
     pub use feedline_report::{
@@ -296,6 +298,16 @@ pub mod profile {
         pub use feedline_report::{
             Advice, Cause, EpochCost, Estimate, Evidence, Measure, Remedy, StageLoad, Strength,
             Unit, Value,
+        };
+    }
+
+    /// The measurements around another loader, see [`observe`].
+    pub mod observed {
+        #[doc(inline)]
+        pub use feedline_observe::{
+            Advice, Cause, Diagnosis, Evidence, Gain, GpuTime, Interpreter, LoaderFacts,
+            LoaderKind, Loop, Machine, Measure, Observation, Observed, Observer, Places, Probe,
+            Remedy, ThreadUse, Waits, Worker, WorkerId,
         };
     }
 

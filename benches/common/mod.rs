@@ -64,6 +64,8 @@ pub fn compare(
         right.push(y);
         ratios.push(x / y);
     }
+    figure(what, unit, &left);
+    figure(&format!("{what}: against"), unit, &right);
     let (ratio, low, high) = spread(ratios);
     let noisy = if (high - low) / 2.0 > 0.05 * ratio {
         "  inconclusive: machine too noisy"
@@ -89,6 +91,18 @@ pub fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
     let reach = 0.98 * (n as f64).sqrt();
     let low = ((n as f64 / 2.0 - reach).floor().max(0.0) as usize).min(n - 1);
     (middle, values[low], values[n - 1 - low])
+}
+
+/// Prints a figure as a line of JSON, which `benches/figures.py` reads, if `FEEDLINE_FIGURES` is set.
+pub fn figure(what: &str, unit: &str, values: &[f64]) {
+    if std::env::var_os("FEEDLINE_FIGURES").is_none() {
+        return;
+    }
+    let (median, low, high) = spread(values.to_vec());
+    let runs = values.len();
+    println!(
+        r#"{{"what": {what:?}, "unit": {unit:?}, "median": {median}, "low": {low}, "high": {high}, "runs": {runs}}}"#
+    );
 }
 
 /// A file of at least `bytes` bytes, not zeros.

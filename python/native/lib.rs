@@ -8,6 +8,7 @@
 //! stream.rs   CUDA streams as Python names them
 //! python.rs   Python functions in the pipeline: map_batch, decoders, datasets
 //! lent.rs     arrays of a batch during a call of such a function
+//! observe.rs  the profiler around another loader
 //! narrow.rs   integers of 64 bits as such of 32
 //! xla.rs      the stream on which JAX works
 //! error.rs    feedline's errors as Python's
@@ -23,6 +24,7 @@ mod lent;
 mod loader;
 mod names;
 mod narrow;
+mod observe;
 mod python;
 mod source;
 mod stream;
@@ -44,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::Loader>()?;
     module.add_class::<loader::Epoch>()?;
     module.add_class::<tensor::Tensor>()?;
+    module.add_class::<observe::Observer>()?;
     module.add_function(wrap_pyfunction!(loader::state_at, module)?)?;
     module.add_function(wrap_pyfunction!(loader::state_trained, module)?)?;
     module.add_function(wrap_pyfunction!(python::cores, module)?)?;

@@ -658,7 +658,7 @@ impl Loader {
     }
 }
 
-fn unserialized(error: serde_json::Error) -> PyErr {
+pub fn unserialized(error: serde_json::Error) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 

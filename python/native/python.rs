@@ -126,6 +126,14 @@ pub fn cores() -> usize {
     feedline::order::cores_of_rank()
 }
 
+/// Asks for the GIL and gives the time that it took, in nanoseconds. `None` if Python is ending.
+pub fn wait_for_gil() -> Option<u64> {
+    let _inside = Inside::enter().ok()?;
+    let began = Instant::now();
+    Python::try_attach(|_| ())?;
+    Some(began.elapsed().as_nanos() as u64)
+}
+
 /// Whether no worker is, or comes, into Python any more.
 pub fn has_left() -> bool {
     LEFT.load(Ordering::SeqCst)

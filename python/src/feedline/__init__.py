@@ -18,6 +18,7 @@ from . import errors
 from ._code import BatchArrays, PythonCostWarning
 from ._loader import Epoch, Loader, estimate, ramp, state_at, state_trained
 from ._native import Tensor, __version__, _enter, _leave
+from ._observe import Observed, observe
 from ._tensors import Batch, to_jax, to_numpy, to_torch
 
 __all__ = [
@@ -26,11 +27,13 @@ __all__ = [
     "BatchArrays",
     "Epoch",
     "Loader",
+    "Observed",
     "PythonCostWarning",
     "Tensor",
     "__version__",
     "errors",
     "estimate",
+    "observe",
     "ramp",
     "state_at",
     "state_trained",

@@ -13,8 +13,9 @@ else:
     from lightning.pytorch.utilities import CombinedLoader  # type: ignore[assignment]
 
 from ._loader import Loader
+from ._observe import Watch, facts, rows
 
-__all__ = ["LoaderLog", "LoaderState"]
+__all__ = ["LoaderLog", "LoaderState", "Observe"]
 
 
 def _loaders(trainer: Any) -> list[Loader[Any]]:
@@ -81,3 +82,42 @@ class LoaderLog(Callback):  # type: ignore[misc]
             scalars |= loader.log(f"feedline/{number}/" if number else "feedline/")
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+class Observe(Callback, Watch):  # type: ignore[misc]
+    """Measures the training loop over whatever loader it has, see `feedline.observe`.
+
+        observe = Observe()
+        Trainer(callbacks=[observe]).fit(model, loader)
+        print(observe.report())
+
+    The wait for a batch is the time from the end of a training step to the begin of the next one, other callbacks included.
+    Validation does not count.
+    """
+
+    def __init__(self) -> None:
+        Watch.__init__(self, {"name": "no training yet"})
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        Watch.__init__(self, facts(trainer.train_dataloader))
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._observer.starts()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._observer.got(rows(batch, self._facts))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._observer.asks()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._observer.leaves()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._observer.asks()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._observer.ends()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._observer.ends()

@@ -9,8 +9,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ._loader import Loader
+from ._observe import Observed, observe
 
-__all__ = ["LoaderLog", "LoaderState"]
+__all__ = ["LoaderLog", "LoaderState", "Observe"]
 
 NAME = "feedline.json"
 
@@ -68,3 +69,43 @@ class LoaderLog(TrainerCallback):
         # Logs of an evaluation, and the summary at the end, are of other times.
         if logs is not None and "loss" in logs:
             logs.update(self._loader.log())
+
+
+class Observe:
+    """Measures the training loop of a Trainer over whatever loader it has, see `feedline.observe`.
+
+        trainer = Trainer(model, arguments, train_dataset=data)
+        observed = Observe().add_to(trainer)
+        trainer.train()
+        print(observed.report())
+    """
+
+    def __init__(self) -> None:
+        self._observed: Observed[Any] | None = None
+
+    def add_to(self, trainer: Any) -> Observe:
+        """Measures the loader that `trainer.get_train_dataloader()` gives."""
+        given = trainer.get_train_dataloader
+
+        def get_train_dataloader() -> Any:
+            self._observed = observe(given())
+            return self._observed
+
+        trainer.get_train_dataloader = get_train_dataloader
+        return self
+
+    @property
+    def observed(self) -> Observed[Any]:
+        """The loader of the last training."""
+        if self._observed is None:
+            raise RuntimeError("nothing is observed yet: add_to(trainer), then trainer.train()")
+        return self._observed
+
+    def report(self) -> str:
+        return self.observed.report()
+
+    def verdict(self) -> dict[str, Any]:
+        return self.observed.verdict()
+
+    def _repr_html_(self) -> str:
+        return self.observed._repr_html_()

@@ -77,7 +77,7 @@ fn scheduled(thread: u32) -> Option<(u64, u64)> {
 
 impl Cpu {
     /// CPU time of the process, and the tightest quota of its control groups.
-    pub(super) fn now() -> Self {
+    pub fn now() -> Self {
         let process = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
         let read = |path: &Path| std::fs::read_to_string(path).ok();

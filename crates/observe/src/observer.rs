@@ -1,0 +1,383 @@
+//! Notes the events of the loop, and has a thread look at processes meanwhile.
+//!
+//! ```text
+//! starts ─► (first wait) ─► got ─► step ─► asks ─► wait ─► got … ─► asks ─► ends
+//! └──── the start ───────┘└────────── steady time ──────────────────┘└ its end
+//!                          sampler runs ────────────────────────────────────┘
+//! ```
+//!
+//! An event costs two clocks and a lock that nobody else holds for longer than it takes to add
+//! numbers: about a microsecond.
+
+use crate::diagnosis::Diagnosis;
+use crate::machine::Moment;
+use crate::observation::{GpuTime, Interpreter, LoaderFacts, Observation, Worker};
+use crate::sampler::{Sampler, Seen};
+use crate::text;
+use feedline_base::sync::Hold;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A worker process of the loader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerId {
+    pub process: u32,
+    /// The loader's number of it, which a later epoch's process has again.
+    pub number: u32,
+}
+
+/// What the loop does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Between two epochs.
+    Idle,
+    /// It waits for the first batch of an epoch.
+    Starting,
+    Step,
+    Wait,
+    /// It does something else within an epoch, such as an evaluation.
+    Away,
+}
+
+impl Phase {
+    fn of(number: u8) -> Self {
+        [
+            Self::Idle,
+            Self::Starting,
+            Self::Step,
+            Self::Wait,
+            Self::Away,
+        ][usize::from(number)]
+    }
+}
+
+/// Asks for the interpreter's lock and gives the time that it took, in nanoseconds.
+pub type Probe = Box<dyn Fn() -> Option<u64> + Send>;
+
+/// Measures a loop over another loader.
+pub struct Observer {
+    shared: Arc<Shared>,
+    sampler: Mutex<Option<Sampler>>,
+}
+
+/// What the loop's thread and the sampler share.
+pub struct Shared {
+    pub phase: AtomicU8,
+    pub notes: Mutex<Notes>,
+    /// Asks for the interpreter's lock, where there is one.
+    pub probe: Option<Mutex<Probe>>,
+}
+
+impl Shared {
+    pub fn phase(&self) -> Phase {
+        Phase::of(self.phase.load(Ordering::Relaxed))
+    }
+}
+
+/// Sums, and the marks of the present event.
+#[derive(Default)]
+pub struct Notes {
+    pub sums: Observation,
+    /// The worker processes that the loader names.
+    pub named: Vec<WorkerId>,
+    /// The thread of the loop.
+    pub thread: u32,
+    /// Batches of the present epoch.
+    pub taken: u64,
+    mark_ns: u64,
+    mark_cpu_ns: u64,
+    /// The start of the first epoch, and the end of the last one.
+    first_start_ns: u64,
+    last_end_ns: u64,
+}
+
+impl Observer {
+    /// An observer of a loader with these settings. `probe` is for loops in Python.
+    pub fn new(loader: LoaderFacts, probe: Option<Probe>) -> Self {
+        let sums = Observation {
+            loader,
+            interpreter: probe.is_some().then(Interpreter::default),
+            ..Observation::default()
+        };
+        let notes = Notes {
+            sums,
+            ..Notes::default()
+        };
+        Self {
+            shared: Arc::new(Shared {
+                phase: AtomicU8::new(Phase::Idle as u8),
+                notes: Mutex::new(notes),
+                probe: probe.map(Mutex::new),
+            }),
+            sampler: Mutex::new(None),
+        }
+    }
+
+    /// An epoch starts: before its iterator is made.
+    pub fn starts(&self) {
+        self.ends();
+        let mut notes = self.shared.notes.hold();
+        notes.sums.consumer.epochs += 1;
+        notes.thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        notes.taken = 0;
+        notes.named.clear();
+        (notes.mark_ns, notes.mark_cpu_ns) = clocks();
+        self.enter(Phase::Starting);
+    }
+
+    /// The iterator is made, and has these worker processes.
+    pub fn works_with(&self, workers: Vec<WorkerId>) {
+        self.shared.notes.hold().named = workers;
+    }
+
+    /// The loop asks for a batch: its step is over.
+    pub fn asks(&self) {
+        let phase = self.shared.phase();
+        if !matches!(phase, Phase::Step | Phase::Away) {
+            return;
+        }
+        let (now, cpu) = clocks();
+        let mut notes = self.shared.notes.hold();
+        if phase == Phase::Step {
+            let step = now.saturating_sub(notes.mark_ns);
+            let step_cpu = cpu.saturating_sub(notes.mark_cpu_ns);
+            let consumer = &mut notes.sums.consumer;
+            consumer.steady_ns += step;
+            consumer.total_ns += step;
+            consumer.step_cpu_ns += step_cpu;
+        }
+        (notes.mark_ns, notes.mark_cpu_ns) = (now, cpu);
+        self.enter(Phase::Wait);
+    }
+
+    /// The loop does not wait for a batch now, although it has asked: it evaluates, or saves. It
+    /// asks again when it is back.
+    pub fn leaves(&self) {
+        if self.shared.phase() == Phase::Wait {
+            self.enter(Phase::Away);
+        }
+    }
+
+    /// The loop has a batch of so many samples; 0 if that is not known.
+    pub fn got(&self, samples: u64) {
+        let (now, cpu) = clocks();
+        let phase = self.shared.phase();
+        if !matches!(phase, Phase::Starting | Phase::Wait) {
+            return;
+        }
+        let mut notes = self.shared.notes.hold();
+        let wait = now.saturating_sub(notes.mark_ns);
+        let wait_cpu = cpu.saturating_sub(notes.mark_cpu_ns);
+        notes.taken += 1;
+        let consumer = &mut notes.sums.consumer;
+        consumer.batches += 1;
+        consumer.samples += samples;
+        consumer.total_ns += wait;
+        if phase == Phase::Starting {
+            consumer.starts_ns += wait;
+            if consumer.epochs == 1 {
+                notes.first_start_ns = wait;
+            }
+        } else {
+            consumer.steady_ns += wait;
+            consumer.steady_batches += 1;
+            consumer.waited_ns += wait;
+            consumer.wait_cpu_ns += wait_cpu;
+            consumer.waits.add(wait);
+        }
+        drop(notes);
+        self.enter(Phase::Step);
+        if phase == Phase::Starting {
+            let sampler = Sampler::start(Arc::clone(&self.shared));
+            *self.sampler.hold() = sampler;
+        }
+        // What the start of the sampler took is not the step's.
+        let mut notes = self.shared.notes.hold();
+        (notes.mark_ns, notes.mark_cpu_ns) = clocks();
+    }
+
+    /// The epoch ended, or was abandoned. Waits for the sampler, which may want the interpreter's
+    /// lock: call it without.
+    pub fn ends(&self) {
+        let sampler = self.sampler.hold().take();
+        drop(sampler);
+        let phase = self.shared.phase();
+        self.enter(Phase::Idle);
+        let mut notes = self.shared.notes.hold();
+        if matches!(phase, Phase::Wait | Phase::Starting) {
+            let end = clocks().0.saturating_sub(notes.mark_ns);
+            notes.last_end_ns = end;
+            let consumer = &mut notes.sums.consumer;
+            consumer.starts_ns += end;
+            consumer.total_ns += end;
+        }
+    }
+
+    /// Sets the times of the GPU, measured by the caller.
+    pub fn set_gpu(&self, gpu: GpuTime) {
+        self.shared.notes.hold().sums.gpu = Some(gpu);
+    }
+
+    /// Everything that was measured until now.
+    pub fn observation(&self) -> Observation {
+        let mut sums = {
+            let notes = self.shared.notes.hold();
+            let mut sums = notes.sums.clone();
+            let edges = notes.first_start_ns + notes.last_end_ns;
+            sums.consumer.restarts_ns = sums.consumer.starts_ns.saturating_sub(edges);
+            sums
+        };
+        if let Some(sampler) = &*self.sampler.hold() {
+            sampler.begun().add_until(&Moment::now(), &mut sums.machine);
+        }
+        sums.threads
+            .sort_by_key(|thread| std::cmp::Reverse(thread.cpu_ns));
+        sums
+    }
+
+    /// The limit of the loop.
+    pub fn diagnosis(&self) -> Diagnosis {
+        Diagnosis::of(&self.observation())
+    }
+
+    /// The diagnosis and the numbers, as text.
+    pub fn report(&self) -> String {
+        text::report(&self.observation())
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.shared.phase.store(phase as u8, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        self.ends();
+    }
+}
+
+impl Notes {
+    /// Whether workers may have nothing left to do, because the epoch is about to end.
+    pub fn runs_dry(&self) -> bool {
+        let facts = &self.sums.loader;
+        let ahead =
+            u64::from(facts.workers.unwrap_or(0)) * u64::from(facts.prefetch_factor.unwrap_or(2));
+        // In an epoch that is all start and end, all of it counts.
+        facts
+            .batches
+            .is_some_and(|batches| batches > 2 * ahead && self.taken + ahead >= batches)
+    }
+
+    /// Adds what the sampler saw of a worker.
+    pub fn add(&mut self, worker: WorkerId, seen: &Seen) {
+        let workers = &mut self.sums.workers;
+        let at = workers
+            .iter()
+            .position(|known| known.number == worker.number)
+            .unwrap_or_else(|| {
+                workers.push(Worker {
+                    number: worker.number,
+                    ..Worker::default()
+                });
+                workers.len() - 1
+            });
+        seen.add_to(&mut workers[at]);
+        workers[at].pid = worker.process;
+    }
+}
+
+/// The time, and the CPU time of this thread, in nanoseconds.
+fn clocks() -> (u64, u64) {
+    let ns = |id| {
+        let time = clock_gettime(id);
+        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    };
+    (ns(ClockId::Monotonic), ns(ClockId::ThreadCPUTime))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn pass(observer: &Observer, batches: u64) {
+        observer.starts();
+        for _ in 0..batches {
+            observer.asks();
+            std::thread::sleep(Duration::from_millis(2));
+            observer.got(4);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        observer.asks();
+        observer.ends();
+    }
+
+    #[test]
+    fn waits_steps_and_starts_are_told_apart() {
+        let observer = Observer::new(LoaderFacts::default(), None);
+        pass(&observer, 5);
+        pass(&observer, 3);
+        let seen = observer.observation().consumer;
+        assert_eq!((seen.epochs, seen.batches, seen.samples), (2, 8, 32));
+        assert_eq!(seen.steady_batches, 6);
+        assert_eq!(seen.waits.counts.iter().sum::<u64>(), 6);
+        assert!(seen.waited_ns >= 6 * 2_000_000, "{seen:?}");
+        assert!(seen.steady_ns >= seen.waited_ns + 8 * 1_000_000, "{seen:?}");
+        assert!(seen.starts_ns >= 2 * 2_000_000, "{seen:?}");
+        assert!(seen.restarts_ns >= 2_000_000 && seen.restarts_ns < seen.starts_ns);
+        assert_eq!(seen.total_ns, seen.steady_ns + seen.starts_ns);
+    }
+
+    #[test]
+    fn no_thread_is_left_after_an_epoch() {
+        let threads = || {
+            let own = crate::process::Task::Process(std::process::id());
+            let named = |thread| crate::process::Task::Thread(std::process::id(), thread).name();
+            let names = own.threads().into_iter().filter_map(named);
+            names.filter(|name| name == "feedline-look").count()
+        };
+        let observer = Observer::new(LoaderFacts::default(), None);
+        pass(&observer, 3);
+        assert!(observer.sampler.hold().is_none());
+        observer.starts();
+        observer.got(1);
+        assert!(threads() > 0);
+        drop(observer);
+    }
+
+    #[test]
+    fn an_epoch_runs_dry_where_no_task_is_left() {
+        let facts = LoaderFacts {
+            workers: Some(4),
+            prefetch_factor: Some(2),
+            batches: Some(100),
+            ..LoaderFacts::default()
+        };
+        let notes = |taken, batches| Notes {
+            taken,
+            sums: Observation {
+                loader: LoaderFacts {
+                    batches,
+                    ..facts.clone()
+                },
+                ..Observation::default()
+            },
+            ..Notes::default()
+        };
+        let table = [
+            (91, Some(100), false),
+            (92, Some(100), true),
+            (92, None, false),
+            (8, Some(10), false),
+        ];
+        for (taken, batches, right) in table {
+            assert_eq!(
+                notes(taken, batches).runs_dry(),
+                right,
+                "{taken} {batches:?}"
+            );
+        }
+    }
+}
