@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import feedline
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "python" / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -51,7 +49,6 @@ def test_links_of_the_front_page_lead_to_files():
     assert len(links) > 10 and all((ROOT / "python" / link).is_file() for link in links)
 
 
-@pytest.mark.skipif(not hasattr(feedline, "observe"), reason="this build has no feedline.observe")
 def test_the_page_of_observe_runs():
     torch = pytest.importorskip("torch")
     dataset = torch.utils.data.TensorDataset(torch.rand(512, 8), torch.arange(512))
