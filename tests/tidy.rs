@@ -743,9 +743,12 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
         "not ours",
     ];
     let root = root();
-    let guides = std::fs::read_dir(root.join("src/guide"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
+    let parts = ["", "/cookbook", "/guide", "/switching"].map(|part| format!("python/docs{part}"));
+    let folders = std::iter::once("src/guide".to_owned()).chain(parts);
+    let entries = folders.flat_map(|folder| std::fs::read_dir(root.join(folder)).unwrap());
+    let guides = entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file());
     let pages = ["README.md", "python/README.md"].map(|page| root.join(page));
     for page in guides.chain(pages) {
         let text = std::fs::read_to_string(&page)

@@ -1,4 +1,4 @@
-"""The programs of MIGRATION.md: both sides of each pair hand out the same batches.
+"""The programs of the pages `switching`: both sides of each pair hand out the same batches.
 
 Pairs whose library is not installed are skipped.
 """
@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = dict(re.findall(r"```python (\w+ \w+)\n(.*?)```", (HERE.parent / "MIGRATION.md").read_text(), re.S))
+PAGES = "".join(page.read_text() for page in (HERE.parent / "docs" / "switching").glob("*.md"))
+PROGRAMS = dict(re.findall(r'```python title="(\w+ \w+)"\n(.*?)```', PAGES, re.S))
 PICTURES = 20
 
 import demo
@@ -30,7 +31,7 @@ def batches(name, side, **given):
     space = dict(given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(compile(PROGRAMS[f"{name} {side}"], f"MIGRATION.md: {name} {side}", "exec"), space)
+        exec(compile(PROGRAMS[f"{name} {side}"], f"switching: {name} {side}", "exec"), space)
         return [[array(part) for part in parts_of(batch)] for batch in space["loader"]]
 
 
@@ -123,7 +124,32 @@ def test_dali(folder):
     same("dali", most=1, folder=folder)
 
 
+def write_parquet(path):
+    pa = pytest.importorskip("pyarrow")
+    columns = {"x": pa.array(np.arange(20) / 2, pa.float32()), "y": np.arange(20)}
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table(columns), path)
+
+
+def test_grain(tmp_path):
+    pytest.importorskip("grain")
+    write_parquet(tmp_path / "data.parquet")
+    same("grain", parquet=str(tmp_path / "data.parquet"))
+
+
+def test_litdata(tmp_path):
+    pytest.importorskip("litdata")
+    write_parquet(tmp_path / "data.parquet")
+    same("litdata", folder=str(tmp_path))
+
+
+def test_spdl(tmp_path):
+    pytest.importorskip("spdl.pipeline")
+    for number in range(20):
+        np.save(tmp_path / f"{number:02}.npy", np.full((3, 2), number, np.float32))
+    same("spdl", folder=str(tmp_path))
+
+
 def test_every_program_has_its_pair():
     names = {name.split()[0] for name in PROGRAMS}
-    assert names == {"torch", "dataset", "webdataset", "streaming", "datasets", "ffcv", "dali"}
+    assert names == {"torch", "dataset", "webdataset", "streaming", "datasets", "ffcv", "dali", "grain", "litdata", "spdl"}
     assert all({f"{name} before", f"{name} after"} <= PROGRAMS.keys() for name in names)

@@ -382,11 +382,11 @@ def test_take_and_leave_choose_documents_of_one_copy(corpus):
     assert len(checked) and path.with_suffix(".crc").exists()
 
 
-def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
     pytest.importorskip("torch")
-    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-    example = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "corpus.jsonl" in block)
+    page = (Path(__file__).resolve().parents[1] / "docs/guide/sources.md").read_text()
+    example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "corpus.jsonl" in block)
     assert len(example.splitlines()) <= 10
     monkeypatch.chdir(tmp_path)
     texts = ["a word " * (number % 90) for number in range(300)]

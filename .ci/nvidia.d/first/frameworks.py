@@ -190,7 +190,7 @@ def prefetch():
         return sum(value.item() != right[number.item()] for value, number in got)
 
     fact("apex's data_prefetcher: wrong batches", f"{pulled()} of {len(right)}", None,
-         "0: copies end before its side stream begins; MIGRATION.md says to take it out in any case")
+         "0: copies end before its side stream begins; switching/pytorch.md says to take it out in any case")
     for what, call, right_loop in [("apex's data_prefetcher", pulled, False), ("the usual loop", lambda: [images.float() for images in loader()], True)]:
         try:
             with fl.check_streams():
