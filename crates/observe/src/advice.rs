@@ -3,8 +3,9 @@
 //! A gain is a lower bound from measured times. No advice names a setting that the loader does not
 //! have, or a value that it has already.
 
-use crate::diagnosis::{Cause, Shares};
+use crate::codes::Cause;
 use crate::observation::LoaderKind;
+use crate::shares::Shares;
 use feedline_report::Value;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -135,7 +136,11 @@ pub fn of(shares: &Shares<'_>, cause: Cause) -> Vec<Advice> {
     let all: Vec<Option<Advice>> = match cause {
         Cause::Workers => vec![more_workers(shares)],
         Cause::Transform => vec![fewer_workers(shares), Some(less_work(shares))],
-        Cause::Cores => vec![fewer_workers(shares), Some(cheaper_step()), Some(less_work(shares))],
+        Cause::Cores => vec![
+            fewer_workers(shares),
+            Some(cheaper_step()),
+            Some(less_work(shares)),
+        ],
         Cause::Storage => storage(shares),
         Cause::NetworkStorage => vec![
             Some(Advice::new(
@@ -179,7 +184,7 @@ pub fn of(shares: &Shares<'_>, cause: Cause) -> Vec<Advice> {
         Cause::Pinning => vec![Some(
             Advice::new(
                 Remedy::PinMemory,
-                "pin_memory=True, and `.to(device, non_blocking=True)`: copies then run beside the step",
+                "pin_memory=True, and copies with non_blocking=True: they run beside the step",
             )
             .set("pin_memory", Value::Name("True".into())),
         )],

@@ -33,23 +33,29 @@
 )]
 
 mod advice;
+mod codes;
 mod diagnosis;
+mod evidence;
 mod iter;
 mod machine;
+mod notes;
 mod observation;
 mod observer;
 mod place;
 mod process;
 mod sampler;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub use advice::{Advice, Gain, Remedy};
-pub use diagnosis::{Cause, Diagnosis, Evidence, Measure};
+pub use codes::{Cause, Evidence, Measure};
+pub use diagnosis::Diagnosis;
 pub use iter::{Observed, observe};
+pub use notes::{Probe, WorkerId};
 pub use observation::{
     GpuTime, Interpreter, LoaderFacts, LoaderKind, Loop, Machine, Observation, Places, ThreadUse,
     Waits, Worker,
 };
-pub use observer::{Observer, Probe, WorkerId};
+pub use observer::Observer;

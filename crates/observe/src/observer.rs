@@ -11,86 +11,19 @@
 
 use crate::diagnosis::Diagnosis;
 use crate::machine::Moment;
-use crate::observation::{GpuTime, Interpreter, LoaderFacts, Observation, Worker};
-use crate::sampler::{Sampler, Seen};
+use crate::notes::{Notes, Phase, Probe, Shared, WorkerId};
+use crate::observation::{GpuTime, Interpreter, LoaderFacts, Observation};
+use crate::sampler::Sampler;
 use crate::text;
 use feedline_base::sync::Hold;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A worker process of the loader.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorkerId {
-    pub process: u32,
-    /// The loader's number of it, which a later epoch's process has again.
-    pub number: u32,
-}
-
-/// What the loop does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Phase {
-    /// Between two epochs.
-    Idle,
-    /// It waits for the first batch of an epoch.
-    Starting,
-    Step,
-    Wait,
-    /// It does something else within an epoch, such as an evaluation.
-    Away,
-}
-
-impl Phase {
-    fn of(number: u8) -> Self {
-        [
-            Self::Idle,
-            Self::Starting,
-            Self::Step,
-            Self::Wait,
-            Self::Away,
-        ][usize::from(number)]
-    }
-}
-
-/// Asks for the interpreter's lock and gives the time that it took, in nanoseconds.
-pub type Probe = Box<dyn Fn() -> Option<u64> + Send>;
-
 /// Measures a loop over another loader.
 pub struct Observer {
     shared: Arc<Shared>,
     sampler: Mutex<Option<Sampler>>,
-}
-
-/// What the loop's thread and the sampler share.
-pub struct Shared {
-    pub phase: AtomicU8,
-    pub notes: Mutex<Notes>,
-    /// Asks for the interpreter's lock, where there is one.
-    pub probe: Option<Mutex<Probe>>,
-}
-
-impl Shared {
-    pub fn phase(&self) -> Phase {
-        Phase::of(self.phase.load(Ordering::Relaxed))
-    }
-}
-
-/// Sums, and the marks of the present event.
-#[derive(Default)]
-pub struct Notes {
-    pub sums: Observation,
-    /// The worker processes that the loader names.
-    pub named: Vec<WorkerId>,
-    /// The thread of the loop.
-    pub thread: u32,
-    /// Batches of the present epoch.
-    pub taken: u64,
-    mark_ns: u64,
-    mark_cpu_ns: u64,
-    /// The start of the first epoch, and the end of the last one.
-    first_start_ns: u64,
-    last_end_ns: u64,
 }
 
 impl Observer {
@@ -258,43 +191,14 @@ impl Drop for Observer {
     }
 }
 
-impl Notes {
-    /// Whether workers may have nothing left to do, because the epoch is about to end.
-    pub fn runs_dry(&self) -> bool {
-        let facts = &self.sums.loader;
-        let ahead =
-            u64::from(facts.workers.unwrap_or(0)) * u64::from(facts.prefetch_factor.unwrap_or(2));
-        // In an epoch that is all start and end, all of it counts.
-        facts
-            .batches
-            .is_some_and(|batches| batches > 2 * ahead && self.taken + ahead >= batches)
-    }
-
-    /// Adds what the sampler saw of a worker.
-    pub fn add(&mut self, worker: WorkerId, seen: &Seen) {
-        let workers = &mut self.sums.workers;
-        let at = workers
-            .iter()
-            .position(|known| known.number == worker.number)
-            .unwrap_or_else(|| {
-                workers.push(Worker {
-                    number: worker.number,
-                    ..Worker::default()
-                });
-                workers.len() - 1
-            });
-        seen.add_to(&mut workers[at]);
-        workers[at].pid = worker.process;
-    }
-}
-
 /// The time, and the CPU time of this thread, in nanoseconds.
 fn clocks() -> (u64, u64) {
-    let ns = |id| {
-        let time = clock_gettime(id);
-        time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-    };
-    (ns(ClockId::Monotonic), ns(ClockId::ThreadCPUTime))
+    (clock(ClockId::Monotonic), clock(ClockId::ThreadCPUTime))
+}
+
+fn clock(id: ClockId) -> u64 {
+    let time = clock_gettime(id);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]
@@ -345,39 +249,5 @@ mod tests {
         observer.got(1);
         assert!(threads() > 0);
         drop(observer);
-    }
-
-    #[test]
-    fn an_epoch_runs_dry_where_no_task_is_left() {
-        let facts = LoaderFacts {
-            workers: Some(4),
-            prefetch_factor: Some(2),
-            batches: Some(100),
-            ..LoaderFacts::default()
-        };
-        let notes = |taken, batches| Notes {
-            taken,
-            sums: Observation {
-                loader: LoaderFacts {
-                    batches,
-                    ..facts.clone()
-                },
-                ..Observation::default()
-            },
-            ..Notes::default()
-        };
-        let table = [
-            (91, Some(100), false),
-            (92, Some(100), true),
-            (92, None, false),
-            (8, Some(10), false),
-        ];
-        for (taken, batches, right) in table {
-            assert_eq!(
-                notes(taken, batches).runs_dry(),
-                right,
-                "{taken} {batches:?}"
-            );
-        }
     }
 }

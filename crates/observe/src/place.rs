@@ -221,13 +221,15 @@ impl Call {
     fn of(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace();
         let number = words.next()?.parse().ok()?;
-        let mut argument = || {
-            let word = words.next()?.strip_prefix("0x")?;
-            u64::from_str_radix(word, 16).ok()
-        };
-        let arguments = [argument().unwrap_or(0), argument().unwrap_or(0)];
+        let arguments = [hexadecimal(words.next()), hexadecimal(words.next())];
         Some(Self { number, arguments })
     }
+}
+
+/// An argument; 0 if there is none, as for a task outside of a system call.
+fn hexadecimal(word: Option<&str>) -> u64 {
+    let digits = word.and_then(|word| word.strip_prefix("0x"));
+    digits.map_or(0, |digits| u64::from_str_radix(digits, 16).unwrap_or(0))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -256,15 +258,19 @@ const NETWORK: [&str; 14] = [
 
 /// The mounts of `/proc/self/mountinfo`.
 fn mounted(text: &str) -> Vec<Mounted> {
-    let mount = |line: &str| {
+    text.lines().filter_map(Mounted::of).collect()
+}
+
+impl Mounted {
+    /// From a line of `/proc/self/mountinfo`.
+    fn of(line: &str) -> Option<Self> {
         let (before, behind) = line.split_once(" - ")?;
         let kind = behind.split(' ').next()?;
-        Some(Mounted {
+        Some(Self {
             folder: before.split(' ').nth(4)?.replace("\\040", " "),
             on_network: NETWORK.contains(&kind) || kind == "fuse" || kind.starts_with("fuse."),
         })
-    };
-    text.lines().filter_map(mount).collect()
+    }
 }
 
 #[cfg(test)]

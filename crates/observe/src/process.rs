@@ -100,17 +100,18 @@ pub struct Bytes {
 
 impl Bytes {
     fn of(text: &str) -> Self {
-        let count = |name: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
-                .unwrap_or(0)
-        };
         Self {
-            device: count("read_bytes:"),
-            read: count("rchar:"),
-            written: count("wchar:"),
+            device: count(text, "read_bytes:"),
+            read: count(text, "rchar:"),
+            written: count(text, "wchar:"),
         }
     }
+}
+
+fn count(text: &str, name: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 fn scheduled(text: &str) -> Option<(u64, u64)> {

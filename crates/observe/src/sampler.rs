@@ -4,8 +4,8 @@
 //! between two looks vary, so that they do not follow the steps of the loop.
 
 use crate::machine::{Moment, cores};
+use crate::notes::{Notes, Phase, Shared, WorkerId};
 use crate::observation::{ThreadUse, Worker};
-use crate::observer::{Phase, Shared, WorkerId};
 use crate::place::{Look, Place};
 use crate::process::{self, Bytes, Task};
 use feedline_base::sync::Hold;
@@ -57,13 +57,14 @@ impl Sampler {
     pub fn start(shared: Arc<Shared>) -> Option<Self> {
         let begun = Arc::new(Moment::now());
         let stop = Arc::new(Stop::default());
-        let (of_thread, stop_of_thread) = (Arc::clone(&begun), Arc::clone(&stop));
-        let run = move || {
+        let of_thread = Arc::clone(&begun);
+        let stop_of_thread = Arc::clone(&stop);
+        let thread = thread::spawn("feedline-look", move || {
             Watch::new(&shared).run(&stop_of_thread);
             let end = Moment::now();
             of_thread.add_until(&end, &mut shared.notes.hold().sums.machine);
-        };
-        let thread = thread::spawn("feedline-look", run).ok()?;
+        });
+        let thread = thread.ok()?;
         Some(Self {
             process: std::process::id(),
             begun,
@@ -117,6 +118,23 @@ impl Seen {
     }
 }
 
+/// Adds what the sampler saw of a worker.
+fn add(notes: &mut Notes, worker: WorkerId, seen: &Seen) {
+    let workers = &mut notes.sums.workers;
+    let at = workers
+        .iter()
+        .position(|known| known.number == worker.number)
+        .unwrap_or_else(|| {
+            workers.push(Worker {
+                number: worker.number,
+                ..Worker::default()
+            });
+            workers.len() - 1
+        });
+    seen.add_to(&mut workers[at]);
+    workers[at].pid = worker.process;
+}
+
 /// The counters of a worker at a look.
 #[derive(Clone, Copy)]
 struct Counters {
@@ -150,6 +168,10 @@ impl Counters {
             place: None,
         }
     }
+}
+
+fn resident(process: u32) -> u64 {
+    Task::Process(process).resident().unwrap_or(0)
 }
 
 /// The state of the thread.
@@ -246,7 +268,7 @@ impl<'s> Watch<'s> {
                     place,
                     ..now.since(&before)
                 };
-                self.shared.notes.hold().add(*worker, &seen);
+                add(&mut self.shared.notes.hold(), *worker, &seen);
             }
             *before = Some(now);
         }
@@ -268,11 +290,13 @@ impl<'s> Watch<'s> {
         if phase != Phase::Wait {
             return;
         }
-        let place = |thread| self.look.task(Task::Thread(process, thread));
-        let of_loop = place(own);
+        let of_loop = self.look.task(Task::Thread(process, own));
         let active = self.threads.iter().filter(|(_, (_, _, active))| *active);
         let others: Vec<_> = active
-            .filter_map(|(thread, _)| Some((*thread, place(*thread)?)))
+            .filter_map(|(thread, _)| {
+                let place = self.look.task(Task::Thread(process, *thread))?;
+                Some((*thread, place))
+            })
             .collect();
         // Meanwhile the wait may have ended.
         if self.shared.phase() != Phase::Wait {
@@ -340,7 +364,6 @@ impl<'s> Watch<'s> {
     }
 
     fn look_at_memory(&self) {
-        let resident = |process| Task::Process(process).resident().unwrap_or(0);
         let own = resident(std::process::id());
         let workers = self
             .workers

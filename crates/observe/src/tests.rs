@@ -1,7 +1,8 @@
 //! The cause and the first advice for measurements of known situations.
 
 use crate::advice::Remedy;
-use crate::diagnosis::{Cause, Diagnosis};
+use crate::codes::Cause;
+use crate::diagnosis::Diagnosis;
 use crate::observation::{
     GpuTime, Interpreter, LoaderFacts, LoaderKind, Observation, Places, ThreadUse, Worker,
 };
@@ -240,7 +241,8 @@ fn each_situation_has_its_cause_and_its_first_advice() {
             "pickles that the loop unpickles",
             ahead(|seen| {
                 let interpreter = seen.interpreter.get_or_insert_default();
-                (interpreter.probes, interpreter.late) = (100, 60);
+                interpreter.probes = 100;
+                interpreter.late = 60;
                 each(seen, |worker| worker.written_bytes = 500_000_000);
             }),
             Cause::Pipe,

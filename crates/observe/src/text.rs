@@ -8,19 +8,16 @@ use std::fmt::Write;
 pub fn report(observation: &Observation) -> String {
     let diagnosis = Diagnosis::of(observation);
     let mut out = format!("{diagnosis}\n\n");
-    let mut line = |name: &str, words: String| {
-        let _ = writeln!(out, "{name:<10} {words}");
-    };
     let consumer = &observation.consumer;
     let facts = &observation.loader;
-    let ms = |ns: f64| format!("{:.2} ms", ns / 1e6);
     let unit = if consumer.samples > 0 {
         "samples"
     } else {
         "batches"
     };
-    line("loader", facts.name.clone());
+    line(&mut out, "loader", facts.name.clone());
     line(
+        &mut out,
         "loop",
         format!(
             "{} epochs, {} batches, {:.1} {unit}/s",
@@ -30,6 +27,7 @@ pub fn report(observation: &Observation) -> String {
     let batches = consumer.steady_batches.max(1) as f64;
     let step = consumer.steady_ns.saturating_sub(consumer.waited_ns) as f64;
     line(
+        &mut out,
         "a batch",
         format!(
             "waited for {}, at most {}; step {}",
@@ -39,12 +37,14 @@ pub fn report(observation: &Observation) -> String {
         ),
     );
     line(
+        &mut out,
         "starts",
         format!("{:.2} s in all", consumer.starts_ns as f64 / 1e9),
     );
     if let Some(gpu) = observation.gpu {
         let idle = 100.0 * gpu.idle_ns as f64 / gpu.span_ns.max(1) as f64;
         line(
+            &mut out,
             "GPU",
             format!("{} steps, {idle:.1} % without one", gpu.steps),
         );
@@ -52,6 +52,7 @@ pub fn report(observation: &Observation) -> String {
     for worker in &observation.workers {
         let watched = worker.watched_ns.max(1) as f64;
         line(
+            &mut out,
             &format!("worker {}", worker.number),
             format!(
                 "{:.2} cores, {:.2} waited for; {}; {:.1} MB/s from devices",
@@ -68,6 +69,7 @@ pub fn report(observation: &Observation) -> String {
         let cores = thread.cpu_ns as f64 / watched;
         if cores >= 0.05 {
             line(
+                &mut out,
                 "thread",
                 format!("{} ({}): {cores:.2} cores", thread.id, thread.name),
             );
@@ -89,8 +91,9 @@ pub fn report(observation: &Observation) -> String {
             "; quota {quota:.2}, withheld {withheld:.0} % of the time"
         );
     }
-    line("machine", cores);
+    line(&mut out, "machine", cores);
     line(
+        &mut out,
         "memory",
         format!(
             "{:.0} MiB, {:.0} MiB of them in workers (shared pages counted for each)",
@@ -102,6 +105,14 @@ pub fn report(observation: &Observation) -> String {
         ),
     );
     out
+}
+
+fn line(out: &mut String, name: &str, words: String) {
+    let _ = writeln!(out, "{name:<10} {words}");
+}
+
+fn ms(ns: f64) -> String {
+    format!("{:.2} ms", ns / 1e6)
 }
 
 /// The places of a worker, the most frequent first.

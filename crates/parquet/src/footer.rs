@@ -218,11 +218,11 @@ impl Footer {
             name += if name.is_empty() { "" } else { "." };
             name += part;
             let info = of.get_basic_info();
-            let by_name = || mapped.iter().find(|(known, _)| *known == name);
             if info.has_id() {
                 ids.push(info.id());
-            } else if let Some((_, id)) = by_name() {
-                ids.push(*id);
+            } else {
+                let known = mapped.iter().find(|(known, _)| *known == name);
+                ids.extend(known.map(|(_, id)| *id));
             }
         }
         ids
