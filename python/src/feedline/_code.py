@@ -91,11 +91,10 @@ def decoders(given: Mapping[str, tuple[Callable[..., Any], Any, Any]]) -> list[A
     for name, (function, *_) in entries:
         if not callable(function):
             raise TypeError(f"decoders: {name!r} has {function!r}: give a function of bytes and a seed")
-    warnings.warn(
-        f"a Python function decodes {', '.join(given)}: it is called for each sample and holds the GIL; `report()` shows the cost",
-        PythonCostWarning,
-        stacklevel=4,
-    )
+    if entries:
+        names = ", ".join(given)
+        words = f"a Python function decodes {names}: it is called for each sample and holds the GIL; `report()` shows the cost"
+        warnings.warn(words, PythonCostWarning, stacklevel=4)
     shaped = {name: (function, dtype, plain(shape)) for name, (function, dtype, shape) in entries}
     return [(_decoder(name, *of), (name, element(of[1]), of[2])) for name, of in shaped.items()]
 
