@@ -29,6 +29,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::NullZero => "--null-zero",
         Setting::Raw => "--raw",
         Setting::Reader => "--reader {}",
+        Setting::Rows => "--rows",
         Setting::SeekPoints => "--seek-points",
         Setting::SeqLen => "--seq-len",
         Setting::Shards => "prepare",

@@ -6,6 +6,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use std::any::TypeId;
+use std::path::PathBuf;
 
 /// Keyword arguments, of which None counts as absent.
 pub struct Given<'py> {
@@ -74,7 +75,11 @@ impl<'py> Given<'py> {
             return Err(exception(self.py(), &config(message)));
         }
         let words = error.value(self.py()).to_string();
-        Err(refused(&place, &value, legal(name).unwrap_or(&words)))
+        Err(refused(
+            &place,
+            &value,
+            legal(name).or(of_type::<T>()).unwrap_or(&words),
+        ))
     }
 
     /// Refuses settings that were not taken.
@@ -203,6 +208,29 @@ fn refused(name: &str, value: &Bound<'_, PyAny>, words: &str) -> PyErr {
     PyTypeError::new_err(format!("{name}={}: {words}", shown(value)))
 }
 
+/// What a setting of this type may be.
+fn of_type<T: 'static>() -> Option<&'static str> {
+    let of = TypeId::of::<T>();
+    let numbers = [
+        TypeId::of::<u32>(),
+        TypeId::of::<u64>(),
+        TypeId::of::<usize>(),
+    ];
+    if numbers.contains(&of) {
+        Some("give a whole number")
+    } else if of == TypeId::of::<f64>() {
+        Some("give a number")
+    } else if of == TypeId::of::<bool>() {
+        Some("give True or False")
+    } else if of == TypeId::of::<String>() {
+        Some("give a name")
+    } else if of == TypeId::of::<PathBuf>() {
+        Some("give a path")
+    } else {
+        None
+    }
+}
+
 /// What a setting of several types may be.
 fn legal(name: &str) -> Option<&'static str> {
     Some(match name {
@@ -214,7 +242,7 @@ fn legal(name: &str) -> Option<&'static str> {
         "decoders" => "give a dict from name to (function, element type, shape or most elements)",
         "streams" => "give a list of CUDA streams",
         "schedule" => "give a list of (first position, list of weights)",
-        "take" | "leave" => "give (fraction, key)",
+        "take" | "leave" => "give (fraction, key), the key a whole number",
         "subset" | "indices" => "give a list of numbers, or a mask: True or False for each sample",
         "weights" | "sample_weights" => "give a list of numbers",
         "keep" | "columns" | "join_columns" | "trim" => "give a list",

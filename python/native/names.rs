@@ -56,6 +56,7 @@ pub fn name(setting: Setting) -> &'static str {
         Setting::SeekPoints => "seek_points",
         Setting::SeqLen => "seq_len",
         Setting::Rank => "shard=(rank, world)",
+        Setting::Rows => "rows=True",
         Setting::Shards => "prepare",
         Setting::Size => "size",
         Setting::Slots => "slots={}",

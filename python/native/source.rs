@@ -436,7 +436,7 @@ impl Source {
         }
         let schema = dataset.schema().to_vec();
         if !schema.iter().any(|field| field.encoding.has_pictures()) {
-            pictures.refuse(&self.name_pictures())?;
+            pictures.refuse(&self.name_pictures(&schema))?;
         }
         if let Some((_, Declared(name, ..))) = self
             .decoders
@@ -506,20 +506,24 @@ impl Source {
     }
 
     /// How to say which column has the pictures, where the source has such a setting.
-    fn name_pictures(&self) -> String {
+    fn name_pictures(&self, schema: &[EncodedField]) -> String {
         if self.image.is_some() || !["tar", "tfrecord", "parquet"].contains(&self.kind.as_str()) {
             return String::new();
         }
-        let endings = ["png", "jpg", "jpeg", "webp"];
-        let column = self
-            .columns
+        let is_picture = |name: &&str| {
+            let ending = name.rsplit('.').next().unwrap_or_default();
+            PICTURES.contains(&ending.to_ascii_lowercase().as_str())
+        };
+        let mut bytes = schema
             .iter()
-            .flatten()
-            .find(|column| endings.contains(&column.as_str()));
-        format!(
-            ": name their column by image={:?}",
-            column.map_or("image", String::as_str)
-        )
+            .filter(|field| matches!(field.encoding, Encoding::Bytes))
+            .map(|field| field.name.as_str());
+        match bytes.clone().find(is_picture).or_else(|| bytes.next()) {
+            Some(name) => {
+                format!(": name their column by image={name:?}, and leave it out of columns")
+            }
+            None => ": name their column by image=NAME".into(),
+        }
     }
 
     /// `budget`: the loader's, in bytes.
@@ -1198,6 +1202,9 @@ impl Source {
 
 /// Most tokens of a document that is packed.
 const DOCUMENT_MAX: usize = 1 << 30;
+
+/// Endings of pictures.
+const PICTURES: [&str; 8] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif"];
 
 const SOURCES: [&str; 11] = [
     "images",

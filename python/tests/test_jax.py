@@ -393,6 +393,9 @@ def test_what_a_sharding_excludes_is_named(folder):
     ]:
         with pytest.raises(ConfigError, match=words):
             opened(folder, sharding=sharding, **settings)
+    for name in ("global_batch", "workers"):
+        with pytest.raises(TypeError, match=f"{name} '8': give a whole number"):
+            opened(folder, sharding=sharding, **{name: "8"})
     with pytest.raises(TypeError, match="give a jax.sharding.Sharding"):
         opened(folder, sharding=P("data"))
     with pytest.raises(TypeError, match="no setting 'sharding'"):

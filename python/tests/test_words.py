@@ -97,6 +97,26 @@ def test_a_wrong_setting_is_told_in_words_of_python(data, settings):
     said(lambda: next(iter(records(path, **settings))))
 
 
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"batch_size": 32.0}, "batch_size=32.0: give a whole number"),
+        ({"memory_budget": "1GB"}, "memory_budget='1GB': give a whole number"),
+        ({"held_deadline": "soon"}, "held_deadline='soon': give a number"),
+        ({"ids": 1}, "ids=1: give True or False"),
+        ({"reader": 5}, "reader=5: give a name"),
+        ({"ledger": 5}, "ledger=5: give a path"),
+        ({"take": [0.5, 3.0]}, "give (fraction, key), the key a whole number"),
+        ({"adds": {"sum": "i64"}, "map_batch": print}, "adds={'sum': 'i64'}: give a dict from field to (element type, shape)"),
+        ({"adds": ["sum"], "map_batch": print}, "adds=['sum']: give a dict"),
+        ({"decoders": {"record": len}}, "give a dict from field to (function, element type, shape or most elements)"),
+        ({"decoders": {"record": ("len", "i64", ())}}, "'record' has 'len': give a function"),
+    ],
+)
+def test_a_value_of_another_type_is_told_with_what_to_give(data, settings, words):
+    assert words in said(lambda: records(data, **settings), TypeError)
+
+
 def test_sources_that_need_more_say_so_in_words_of_python(tmp_path):
     for name, sizes in (("a", (3, 4)), ("b", (5, 4)), ("c", (5, 7))):
         np.save(tmp_path / f"{name}.npy", np.zeros(sizes, dtype=np.float32))
@@ -104,11 +124,16 @@ def test_sources_that_need_more_say_so_in_words_of_python(tmp_path):
     said(lambda: fl.npy(str(tmp_path / "[ac].npy")))
     said(lambda: fl.npy(str(tmp_path / "a.npy"), rows=True, up_to=4))
     said(lambda: fl.npz(str(tmp_path / "a.npy")))
+    assert "`rows=True` makes each of its 3 rows a sample" in fl.npy(str(tmp_path / "a.npy")).report()
+    assert "rows=True" not in fl.npy(str(tmp_path / "a.npy"), rows=True).report()
+    assert "at least one" in said(lambda: fl.npy([]), ValueError)
     with tarfile.open(tmp_path / "one.tar", "w") as tar:
         for name in ("1.png", "1.jpg"):
             (tmp_path / name).write_bytes(b"x")
             tar.add(tmp_path / name, name)
     assert "`columns`" in said(lambda: fl.webdataset(tmp_path / "one.tar", size=8))
+    advice = 'name their column by image="jpg", and leave it out of columns'
+    assert advice in said(lambda: fl.webdataset(tmp_path / "one.tar", columns=["jpg"], size=8))
     (tmp_path / "tokens.bin").write_bytes(b"\0" * 64)
     assert "`seq_len`" in said(lambda: fl.tokens(tmp_path / "tokens.bin", seq_len=0))
     said(lambda: fl.tokens(tmp_path / "tokens.bin", seq_len=8, token="f32"))
@@ -314,6 +339,9 @@ def test_true_and_false_are_no_numbers(data, true):
     for call in (loader.set_epoch, loader.epoch, loader.estimate, lambda epoch: loader.skip(range(1), epoch)):
         said(lambda: call(true), TypeError)
     said(lambda: feedline.ramp(true, 5, [1], [1]), TypeError)
+    said(lambda: feedline.ramp(0, 5, [true], [1]), TypeError)
+    drawn = records(data, sample_weights=[1] * COUNT, shuffle=1)
+    assert "weights=" in said(lambda: drawn.set_sample_weights([true] * COUNT), TypeError)
 
 
 def test_values_of_other_libraries_are_taken_for_tuples_and_dicts(data, tmp_path):
@@ -343,6 +371,9 @@ def test_values_of_other_libraries_are_taken_for_tuples_and_dicts(data, tmp_path
     loader = records(data)
     loader.set_epoch(np.array(3))
     assert loader.next_epoch == 3
+    state = loader.state_dict()
+    loader.load_state_dict(UserDict({name: np.array(value) for name, value in state.items()}))
+    assert loader.state_dict() == state
     assert "from 0 to 2**64 - 1" in said(lambda: records(data, shuffle=2**64), ValueError)
     assert "from 0 to 2**32 - 1" in said(lambda: records(data, lanes=2**32), ValueError)
 

@@ -96,6 +96,7 @@ settings! {
     SeqLen: "window";
     Rank: "Rank::new(rank, world)";
     RankOf: "Rank::of(Launcher::{})";
+    Rows: "rows()";
     Shards: "prepare::Shards";
     Size: "resize";
     SkipDamaged: "skip_damaged(true)";

@@ -320,6 +320,21 @@ impl Arrays {
     }
 }
 
+impl Arrays {
+    /// Advice if all data is one sample, although it has rows.
+    fn rows_hint(&self) -> String {
+        let whole = self.len == 1 && self.columns.iter().all(|column| column.starts.is_none());
+        match self.schema.first().map(|field| &field.encoding) {
+            Some(Encoding::Raw {
+                shape: Shape::Fixed(dims),
+                ..
+            }) if whole && dims.first() > Some(&1) => Setting::Rows
+                .hint(|rows| format!("; {rows} makes each of its {} rows a sample", dims[0])),
+            _ => String::new(),
+        }
+    }
+}
+
 impl Dataset for Arrays {
     own!(schema len sources framed);
 
@@ -388,8 +403,11 @@ impl Dataset for Arrays {
             ""
         };
         format!(
-            "{} {} ({fields}) in {files} files{checked}: {}",
-            self.len, self.what, self.name
+            "{} {} ({fields}) in {files} files{checked}: {}{}",
+            self.len,
+            self.what,
+            self.name,
+            self.rows_hint()
         )
     }
 }

@@ -390,11 +390,12 @@ fn cores(snapshot: &Snapshot) -> f64 {
 }
 
 /// Nanoseconds that the loader's threads were runnable without a core. Workers wait in parallel,
-/// the others in turn.
+/// the others in turn. The consumer's thread counts while it waits for a batch, not in its own work.
 fn lost(snapshot: &Snapshot, working: f64) -> u64 {
+    let consumer = &snapshot.consumer;
     let delays = [
         snapshot.order.delay_ns,
-        snapshot.consumer.delay_ns,
+        consumer.delay_ns.map(|delay| delay.min(consumer.waited_ns)),
         snapshot.copy.as_ref().and_then(|copy| copy.delay_ns),
         snapshot
             .decode

@@ -87,13 +87,25 @@ def numpy_array(lent: Any) -> Any:
 
 def decoders(given: Mapping[str, tuple[Callable[..., Any], Any, Any]]) -> list[Any]:
     """The setting `decoders` as the native loader takes it."""
-    warnings.warn(
-        f"a Python function decodes {', '.join(given)}: it is called for each sample and holds the GIL; `report()` shows the cost",
-        PythonCostWarning,
-        stacklevel=4,
-    )
-    shaped = {name: (function, dtype, plain(shape)) for name, (function, dtype, shape) in given.items()}
+    entries = _entries("decoders", given, "function", "element type", "shape or most elements")
+    for name, (function, *_) in entries:
+        if not callable(function):
+            raise TypeError(f"decoders: {name!r} has {function!r}: give a function of bytes and a seed")
+    if entries:
+        names = ", ".join(given)
+        words = f"a Python function decodes {names}: it is called for each sample and holds the GIL; `report()` shows the cost"
+        warnings.warn(words, PythonCostWarning, stacklevel=4)
+    shaped = {name: (function, dtype, plain(shape)) for name, (function, dtype, shape) in entries}
     return [(_decoder(name, *of), (name, element(of[1]), of[2])) for name, of in shaped.items()]
+
+
+def _entries(setting: str, given: Any, *parts: str) -> list[tuple[str, Any]]:
+    """The entries of a setting that is a dict from field to a tuple of these parts."""
+    entries = list(given.items()) if isinstance(given, Mapping) else [("", None)]
+    for _, entry in entries:
+        if not isinstance(entry, Sequence) or isinstance(entry, str) or len(entry) != len(parts):
+            raise TypeError(f"{setting}={given!r}: give a dict from field to ({', '.join(parts)})")
+    return entries
 
 
 def _decoder(name: str, function: Callable[[bytes, int], Any], dtype: Any, shape: Any) -> Callable[[bytes, int], bytes]:
@@ -177,7 +189,8 @@ def _array(name: str, value: Any) -> Any:
 
 def adds(given: Mapping[str, tuple[Any, Sequence[int]]]) -> list[Any]:
     """The setting `adds` as the native loader takes it."""
-    shaped = [(name, element(dtype), plain(shape)) for name, (dtype, shape) in given.items()]
+    entries = _entries("adds", given, "element type", "shape")
+    shaped = [(name, element(dtype), plain(shape)) for name, (dtype, shape) in entries]
     for name, _, shape in shaped:
         if not isinstance(shape, (tuple, range)) or any(type(size) is not int or size < 1 for size in shape):
             raise ValueError(f"adds: the shape of {name!r} is {shape}: give a tuple of sizes from 1, () for one number per row")

@@ -533,7 +533,8 @@ def _state(state: Mapping[str, Any]) -> bytes:
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is a dict, not {type(state).__name__}: give what `state_dict()` gave")
     try:
-        return json.dumps(state, separators=(",", ":")).encode()
+        # Some checkpoints give numbers back as arrays.
+        return json.dumps(_settings.plain(state), separators=(",", ":")).encode()
     except TypeError:
         raise StateError("this dict is no state, which has numbers and strings: give what `state_dict()` gave") from None
 
@@ -569,7 +570,7 @@ def state_trained(state: Mapping[str, Any], epoch: int, batch: int) -> dict[str,
 def ramp(start: int, end: int, before: Sequence[float], after: Sequence[float]) -> list[tuple[int, list[float]]]:
     """Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`."""
     positions = _settings.whole("start", start), _settings.whole("end", end)
-    return _native.ramp(*positions, _settings.plain(before), _settings.plain(after))
+    return _native.ramp(*positions, _settings.numbers("before", before), _settings.numbers("after", after))
 
 
 if TYPE_CHECKING:
@@ -708,7 +709,7 @@ class Loader(_Native, Generic[Out]):
 
         For a loader made with `sample_weights` or `weights_of`. A checkpoint of an epoch resumes with the weights of that epoch.
         """
-        self._reweight(_settings.plain(weights))
+        self._reweight(_settings.numbers("weights", weights))
 
     def picture_sizes(self, file: Path, name: str = "image") -> numpy.ndarray:
         """Height and width of the picture of every sample, of those that `subset` and the like leave: `sizes` for `buckets` and `patches`.
@@ -903,6 +904,7 @@ class Loader(_Native, Generic[Out]):
         With `rebatched` the global batch and `last_batch` may differ: the samples stay in order, in other batches.
         """
         data = _state(state)
+        state = json.loads(data)
         version = state.get(_VERSION)
         if version is not None and self._table not in (None, version):
             message = f"the state is of {version}, the loader reads {self._table}; open the one that the run began with"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 import os
+import reprlib
 from typing import Any, Iterable, Mapping
 
 #: Arguments of PyTorch's DataLoader, its samplers and transforms: what stands for them here.
@@ -67,6 +68,14 @@ def whole(name: str, number: Any, least: int = 0) -> int:
     return operator.index(number)
 
 
+def numbers(name: str, given: Any) -> Any:
+    """A list of numbers, which True and False are not."""
+    values = plain(given)
+    if not isinstance(values, (tuple, range)) or not set(map(type, values)) <= {int, float}:
+        raise TypeError(f"{name}={reprlib.repr(given)}: give a list of numbers")
+    return values
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """What to give in place of a setting that there is not; begins with a link."""
     if name in ELSEWHERE:
@@ -78,9 +87,12 @@ def meant(name: str, known: Iterable[str]) -> str:
 def paths(path: Any) -> str | list[str]:
     """One path, or several, as strings."""
     try:
-        return os.fspath(path) if isinstance(path, (str, os.PathLike)) else [os.fspath(part) for part in path]
+        several = None if isinstance(path, (str, os.PathLike)) else [os.fspath(part) for part in path]
     except TypeError:
         raise TypeError(f"path={path!r}: give a path or a list of paths") from None
+    if several == []:
+        raise ValueError(f"path={path!r}: give a path, or a list of at least one")
+    return os.fspath(path) if several is None else several
 
 
 def epoch(number: Any) -> int:

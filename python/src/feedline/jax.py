@@ -323,7 +323,8 @@ class Loader(_Loader["dict[str, jax.Array]"]):
         if others:
             # Of all loaders together.
             settings["_loaders"] = len(blocks.ranks)
-            workers = settings.get("workers") or _native._cores()
+            workers = settings.get("workers")
+            workers = _native._cores() if workers is None else _settings.whole("workers", workers, 1)
             settings["workers"] = max(1, workers // len(blocks.ranks))
         loader = super().__new__(cls, source, path, **settings)
         loader._blocks = blocks
@@ -428,7 +429,7 @@ def _check(blocks: _Blocks, settings: dict[str, Any]) -> None:
     if settings.get("ragged") is not None:
         raise ConfigError("ragged: rows side by side are not equal parts of an array, as a sharding has them: leave one of them out")
     for name in ("global_batch", "multiple_of"):
-        if (rows := settings.get(name)) is not None and rows % blocks.world:
+        if (rows := settings.get(name)) is not None and _settings.whole(name, rows, 1) % blocks.world:
             raise ConfigError(f"{name}={rows}: the sharding cuts batches into {blocks.world} blocks: give a multiple of that")
     if settings.get("budget") is not None:
         settings.setdefault("multiple_of", blocks.world)

@@ -190,7 +190,7 @@ fn no_library() {
     }
     absent(
         |why| matches!(why, Absent::NoLibrary(_)),
-        "no CUDA driver: libcuda.so",
+        "no CUDA driver: libcuda.so.1 was not found",
     );
 }
 

@@ -314,14 +314,25 @@ fn open_library() -> Result<Library, String> {
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             // The dynamic linker's message is the source, and begins with the name.
-            Err(error) => words.push(
+            Err(error) => words.extend(failure(
+                name,
                 std::error::Error::source(&error)
                     .unwrap_or(&error)
                     .to_string(),
-            ),
+            )),
         }
     }
-    Err(words.join("; "))
+    Err(match words.is_empty() {
+        true => "libcuda.so.1 was not found".into(),
+        false => words.join("; "),
+    })
+}
+
+/// The dynamic linker's message, unless it says that there is no such library: a machine without a
+/// driver is no failure.
+fn failure(name: &str, message: String) -> Option<String> {
+    let missing = format!("{name}: cannot open shared object file: No such file or directory");
+    (message != missing).then_some(message)
 }
 
 /// Errors that break the context for good: NVIDIA documents that the process must restart.
@@ -943,6 +954,23 @@ impl Drop for Bound<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_is_not_there_is_no_failure() {
+        let missing = ": cannot open shared object file: No such file or directory";
+        for (message, fails) in [
+            (format!("libcuda.so.1{missing}"), false),
+            // The driver itself needs it.
+            (format!("libnvidia-other.so.1{missing}"), true),
+            ("libcuda.so.1: file too short".into(), true),
+        ] {
+            assert_eq!(
+                failure("libcuda.so.1", message.clone()).is_some(),
+                fails,
+                "{message}"
+            );
+        }
+    }
 
     #[test]
     fn codes_that_end_the_process_are_sticky() {

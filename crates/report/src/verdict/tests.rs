@@ -942,6 +942,19 @@ fn the_taker_of_the_cores_is_the_cause() {
 }
 
 #[test]
+fn a_step_that_waits_for_a_core_is_no_lack_of_the_loaders_threads() {
+    for (waited, told) in [(0, false), (5_000_000_000, true)] {
+        let mut snapshot = decoding();
+        counted(&mut snapshot, 0.0, 20.0, None);
+        snapshot.consumer.user_ns = 10_000_000_000 - waited;
+        snapshot.consumer.waited_ns = waited;
+        snapshot.consumer.delay_ns = Some(9_000_000_000);
+        let text = Verdict::of(&snapshot).to_string();
+        assert_eq!(text.contains("had no core for"), told, "{text}");
+    }
+}
+
+#[test]
 fn threads_that_wait_for_a_core_are_neither_handing_over_nor_slots() {
     // Hardly any work, no room problem, and each thread waits for the scheduler.
     let idle = |delay: u64, batches: u64| {
