@@ -1,0 +1,535 @@
+"""The judge of `feedline.observe`: PyTorch's DataLoader with one known fault each, and what `observe` says of it.
+
+    python benches/observe.py truth FOLDER      without `observe`: the rate with the fault and without exactly this fault
+    python benches/observe.py faults FOLDER     how often the right cause is named, what else, and whether it is absurd
+    python benches/observe.py advice FOLDER     the first advice, followed: rates before and after it, and the promised one
+    python benches/observe.py healthy FOLDER    nothing is wrong, other programs run in bursts: no cause may be named
+    python benches/observe.py cost FOLDER       the rate of a loop with `observe` and without it, and what stays behind
+    python benches/observe.py try_it FOLDER     the rate that `try_it` promises, and the one of the loop really switched
+
+`--runs N`, `--only WORD`, `--json FILE` with all answers. FOLDER gets some 200 MB of data. It needs root for control groups of
+version 1 and bindfs for the mount; a case without its means is left out by name. A run that other programs of the machine disturb
+is repeated. What is not here: batches that are not pinned, which only a GPU shows.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import gc
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.request
+from typing import Any, Callable
+
+import numpy as np
+import pyarrow
+import torch
+from PIL import Image
+from pyarrow import parquet
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from store import served
+from verdicts import beside
+
+GROUPS = pathlib.Path("/sys/fs/cgroup")
+CORES = len(os.sched_getaffinity(0))
+BURSTS = "import random, time\nwhile True:\n time.sleep(random.random() / 2)\n for _ in range(random.randrange(10**7)): pass"
+SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size", "in_order")
+SAID = ("verdict", "snapshot", "report")
+DISTURBED = 0.3  # cores that other programs use during a run
+
+
+# What a sample is. The program runs in the folder of the data.
+
+
+def picture(i, times=1):
+    for _ in range(times):
+        with Image.open(f"pictures/{i % 2}/{i % 4096:04}.jpg") as file:
+            pixels = np.asarray(file.convert("RGB"))
+    return torch.from_numpy(pixels[::4, ::4].copy())
+
+
+def skewed(i):
+    """Worker 0 has five times the work of the others."""
+    info = get_worker_info()
+    return picture(i, 5 if info and info.id == 0 else 1)
+
+
+def file(i, where="files", cold=False):
+    """The start of a file that is read as a whole; cold: not from the page cache, as of a data set larger than memory."""
+    number = os.open(f"{where}/{i % 128:04}.bin", os.O_RDONLY)
+    if cold:
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+    with open(number, "rb", buffering=0) as opened:
+        return torch.frombuffer(bytearray(opened.read()), dtype=torch.uint8)[:1024].clone()
+
+
+def fetched(i):
+    """The same from a store."""
+    with urllib.request.urlopen(f"{os.environ['STORE']}/files/{i % 128:04}.bin") as opened:
+        content = opened.read()
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[:1024].clone()
+
+
+def cheap(i, seconds=0):
+    time.sleep(seconds)
+    return torch.full((256,), i % 1000)
+
+
+@functools.cache
+def table(path):
+    return torch.from_numpy(np.stack([column.to_numpy() for column in parquet.read_table(path).columns], 1))
+
+
+def window(i):
+    tokens = np.memmap("tokens.bin", np.uint16, "r")[i * 1024 : i * 1024 + 1025]
+    return torch.from_numpy(tokens.astype(np.int64))
+
+
+# What the loop does with a batch.
+
+
+def sleep(ms):
+    """As a step on a GPU: the process waits without the GIL and needs no core."""
+    return functools.partial(time.sleep, ms / 1e3)
+
+
+def compute(count=200_000):
+    """Some 20 ms in Python."""
+    sum(i * i for i in range(count))
+
+
+def multiply(x=torch.ones(1200, 1200)):
+    """As a step on the CPU that uses all cores."""
+    for _ in range(4):
+        x @ x
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A loop with one fault; `cure` has the fields without it."""
+
+    name: str
+    causes: tuple[str, ...]
+    sample: Callable[[int], Any]
+    cure: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batch: int = 16
+    workers: int = 2
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    step: Callable[[], Any] = sleep(1)
+    seconds: float = 5
+    epochs: tuple[int, int] = (0, 1_000_000)  # count, 0 for a time, and batches of each
+    thread: bool = False  # a thread of the main process computes in Python
+    group: tuple[str, ...] = ()  # controller, file and value of a control group
+    mount: int = 0  # bytes/s of a FUSE mount of the files
+    store: int = 0  # ms that a store takes for an answer
+    programs: int = 0  # that compute beside
+    disk: bool = False  # files are read that are not in the page cache
+
+    def loader(self):
+        samples = Samples(self.sample, self.batch * self.epochs[1])
+        return DataLoader(samples, **{"batch_size": self.batch, "num_workers": self.workers, **self.settings})
+
+
+class Samples(Dataset):
+    def __init__(self, make, count):
+        self.make, self.count = make, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return self.make(i)
+
+
+def cases():
+    part, kept = functools.partial, {"persistent_workers": True}
+    few, heavy, disk = {"workers": CORES}, part(picture, times=4), part(file, cold=True)
+    spawn, init = {"multiprocessing_context": "spawn"}, {"worker_init_fn": lambda _: compute(4_000_000)}
+    number = os.stat(".").st_dev
+    slow = ("blkio", "blkio.throttle.read_bps_device", f"{os.major(number)}:{os.minor(number)} 20000000")
+    half = ("cpu", "cpu.cfs_quota_us", "50000")
+    numpy, floats = np.ones(1 << 18, np.float32), torch.ones(1 << 18)
+    arrays = {"settings": {"collate_fn": lambda samples: {"x": np.stack(samples)}}}
+    lists = {"settings": {"collate_fn": lambda samples: {"ids": [list(sample) for sample in samples]}}}
+    ids = torch.arange(1000, 9192)
+    return [
+        Case("too few workers", ("workers",), picture, few, workers=1),
+        Case("no workers", ("workers",), picture, few, workers=0),
+        Case("cold disk", ("storage",), disk, {"sample": file}, disk=True),
+        Case("slow disk", ("storage",), disk, {"group": ()}, group=slow, disk=True),
+        Case("slow transform", ("transform",), heavy, {"sample": picture}, workers=CORES),
+        Case("GIL", ("gil",), cheap, {"thread": False}, thread=True),
+        Case("arrays by pipe", ("pipe",), lambda _: numpy, {"sample": lambda _: floats, "settings": {}}, **arrays),
+        Case("lists by pipe", ("pipe",), lambda _: range(1000, 9192), {"sample": lambda _: ids, "settings": {}}, 64, **lists),
+        Case("spawn per epoch", ("worker_start",), cheap, {"settings": spawn | kept}, settings=spawn, epochs=(4, 100)),
+        Case("init per epoch", ("worker_start",), cheap, {"settings": init | kept}, settings=init, epochs=(6, 100)),
+        Case("quota", ("cpu_quota",), picture, {"group": ()}, group=half),
+        Case("one slow worker", ("slow_worker",), skewed, {"sample": picture}, batch=8),
+        Case("mount", ("network_storage",), part(file, where="mount"), {"sample": file}, mount=20_000_000),
+        Case("step of Python", ("not_starved",), cheap, {"step": sleep(1)}, step=compute),
+        Case("tiny batches", ("small_batches",), cheap, {"batch": 64}, batch=1, step=sleep(0.1)),
+        # Beyond the twelve.
+        Case("store", ("network",), fetched, {"sample": file}, store=20),
+        Case("workers that sleep", ("blocked",), part(cheap, seconds=0.004), {"sample": cheap}),
+        Case("other programs", ("other_programs",), picture, {"programs": 0}, programs=2 * CORES),
+        Case("step on all cores", ("cores",), heavy, {"step": sleep(50)}, batch=4, step=multiply),
+        Case("healthy", ("not_starved",), cheap, step=sleep(20), seconds=4),
+    ]
+
+
+def make():
+    """256 JPEGs of 100 KB with 16 names each, 128 files of 1 MB, and what a switch needs."""
+    if os.path.exists("made"):
+        return
+    draw = np.random.default_rng(0)
+    for part in ("pictures/0", "pictures/1", "files", "mount", "arrays"):
+        os.makedirs(part, exist_ok=True)
+    with tarfile.open("train-0000.tar", "w", dereference=True) as tar:
+        for i in range(4096):
+            path, first = (f"pictures/{i % 2}/{n:04}.jpg" for n in (i, i % 256))
+            if path == first:
+                smooth = Image.fromarray(draw.integers(0, 255, (60, 80, 3), np.uint8)).resize((640, 480))
+                noisy = (np.asarray(smooth) + draw.integers(-12, 12, (480, 640, 3))).clip(0, 255).astype(np.uint8)
+                Image.fromarray(noisy).save(path, quality=85)
+            else:
+                os.link(first, path)
+            if i < 1024:
+                tar.add(path, f"{i:06}.jpg")
+            np.save(f"arrays/{i:04}.npy", draw.random((64, 64), np.float32))
+    for i in range(128):
+        pathlib.Path(f"files/{i:04}.bin").write_bytes(draw.bytes(1 << 20))
+    draw.integers(0, 50257, (4 << 20) + 1, np.uint16).tofile("tokens.bin")
+    columns = {f"x{i:02}": draw.random(1 << 18, np.float32) for i in range(16)}
+    parquet.write_table(pyarrow.table(columns), "rows.parquet", row_group_size=4096)
+    os.sync()
+    pathlib.Path("made").touch()
+
+
+# One run, in a process of its own.
+
+
+def clocks():
+    """The time, the seconds of cores that this process used with its ended children, and those that all used."""
+    with open("/proc/stat") as stat:
+        user, nice, system, _idle, _wait, hard, soft, stolen = map(int, stat.readline().split()[1:9])
+    here = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    everywhere = (user + nice + system + hard + soft + stolen) / os.sysconf("SC_CLK_TCK")
+    return np.array([time.monotonic(), sum(one.ru_utime + one.ru_stime for one in here), everywhere])
+
+
+def counted(loader, step, seconds, epochs=0):
+    """Batches/s and the share of the time waited for them: after the first second, or of some epochs after the first."""
+    begin = asked = time.monotonic()
+    start, waited, batches = None, 0.0, 0
+    for epoch in range(epochs or sys.maxsize):
+        if epochs and epoch == 1:
+            start, waited, batches = time.monotonic(), 0.0, 0
+        for _batch in loader:
+            waited += time.monotonic() - asked
+            step()
+            batches += 1
+            asked = time.monotonic()
+            if not epochs and start is None and asked > begin + 1:
+                start, waited, batches = asked, 0.0, 0
+            if not epochs and asked > begin + seconds:
+                return batches / (asked - start), waited / (asked - start)
+    return batches / (time.monotonic() - start), waited / (time.monotonic() - start)
+
+
+def one(case, observed):
+    """What the judge measures itself, and what `observe` says."""
+    loader = case.loader()
+    answer = {"settings": {name: getattr(loader, name, None) for name in SETTINGS}}
+    if observed:
+        import feedline
+
+        loader = feedline.observe(loader)
+    if case.thread:
+        threading.Thread(target=compute, args=(10**12,), daemon=True).start()
+    before = clocks()
+    rate, waited = counted(loader, case.step, case.seconds, case.epochs[0])
+    answer |= {name: getattr(loader, name)() for name in SAID} if observed else {}
+    del loader
+    gc.collect()
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
+    wall, here, everywhere = clocks() - before
+    cores = {"cores": here / wall, "elsewhere": (everywhere - here) / wall}
+    return answer | {"rate": rate * answer["settings"]["batch_size"], "waited": waited} | cores
+
+
+# The runs.
+
+
+@contextlib.contextmanager
+def around(case):
+    """What lies around the process of a case: a function that it calls first, and its environment."""
+    with contextlib.ExitStack() as stack:
+        join, environment = None, dict(os.environ)
+        if case.group:
+            controller, name, value = case.group
+            place = GROUPS / controller / "feedline-observe"
+            place.mkdir(exist_ok=True)
+            stack.callback(place.rmdir)
+            (place / name).write_text(value)
+            join = lambda: (place / "cgroup.procs").write_text(str(os.getpid()))
+        if case.mount:
+            subprocess.run(["bindfs", f"--read-rate={case.mount}", "files", "mount"], check=True)
+            stack.callback(lambda: subprocess.run(["umount", "-l", "mount"], check=True))
+        if case.store:
+            environment["STORE"] = stack.enter_context(served(".", ms=case.store))
+        stack.enter_context(beside(case.programs))
+        yield join, environment
+
+
+def asked(what, *words, **more):
+    """The answer of this program in a process of its own, once other programs leave the cores: after a minute at most."""
+    for _ in range(30):
+        before = clocks()
+        time.sleep(2)
+        if (clocks() - before)[2] < 2 * DISTURBED or "healthy" in words:
+            break
+    command = [sys.executable, __file__, what, ".", *words]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=180, **more).stdout.splitlines()[-1])
+
+
+def run(case, *words):
+    """The answer of a run, again while other programs disturb it."""
+    for attempt in range(5):
+        with around(case) as (join, environment):
+            answer = asked("one", "--only", case.name, *words, preexec_fn=join, env=environment)
+        if answer["elsewhere"] < DISTURBED or case.programs or case.name == "healthy":
+            break
+    return answer | {"attempt": attempt}
+
+
+def absurd(case, answer):
+    """Words that this situation refutes."""
+    verdict, now = answer["verdict"], answer["settings"]
+    quota, gpu, workers = case.group[:1] == ("cpu",), torch.cuda.is_available(), now["num_workers"]
+    crowded = quota or answer["cores"] + max(0, answer["elsewhere"]) > 0.92 * CORES
+    found = []
+    for advice in verdict["advice"]:
+        setting, value, promised = advice["setting"], advice["value"], (advice["prediction"] or {}).get("rate")
+        more = setting == "num_workers" and value is not None
+        found += [f"{setting}={value} is already set"] * (value is not None and now.get(setting) == value)
+        found += ["more workers where no core is idle"] * (more and crowded and value > workers > 0)
+        found += [f"num_workers={value} on {CORES} cores"] * (more and not 0 <= value <= 4 * CORES)
+        found += [f"{setting} without workers"] * (setting in ("persistent_workers", "prefetch_factor") and not workers)
+        found += ["in_order with less than two workers"] * (setting == "in_order" and workers < 2)
+        found += ["pin_memory without a GPU"] * (setting == "pin_memory" and not gpu)
+        found += ["a prediction below the present rate"] * (promised is not None and promised < verdict["rate"])
+        found += ["a prediction of more than 50 times the rate"] * (promised is not None and promised > 50 * verdict["rate"])
+    words = " ".join([verdict["headline"], answer["report"], *(advice["text"] for advice in verdict["advice"])])
+    found += [f"the word {word}" for word in ("nan", "inf", "None") if word in re.findall(r"[-\w]+", words)]
+    found += ["evidence that is no number"] * any(not math.isfinite(part["value"]) for part in verdict["evidence"])
+    impossible = {
+        "storage": not case.disk,
+        "network_storage": not case.mount,
+        "network": not case.store,
+        "gil": not case.thread,
+        "cpu_quota": not quota,
+        "worker_start": not case.epochs[0],
+        "pinning": not gpu,
+        "other_programs": answer["elsewhere"] < DISTURBED,
+        "slow_worker": workers < 2,
+        "pipe": workers == 0,
+    }
+    found += [f"{name} cannot be" for name in (verdict["cause"], verdict["also"]) if impossible.get(name)]
+    share, rate = verdict["starved_share"], verdict["rate"]
+    found += [f"starved {share:.2f}, measured {answer['waited']:.2f}"] * (abs(share - answer["waited"]) > 0.1)
+    right = any(abs(rate / known - 1) < 0.25 for known in (answer["rate"], answer["rate"] / now["batch_size"]))
+    return found + [f"rate {rate:.0f}, measured {answer['rate']:.0f}"] * (not right)
+
+
+def judge(case, keep, runs):
+    """One line on the answers to some runs of a case."""
+    answers = []
+    for _ in range(runs):
+        try:
+            answers.append(run(case, "--observed"))
+        except subprocess.SubprocessError as error:
+            print(f"{case.name}: failed: {error}", flush=True)
+            continue
+        answers[-1]["absurd"] = absurd(case, answers[-1])
+        keep(case.name, answers[-1])
+    right = sum(answer["verdict"]["cause"] in case.causes for answer in answers)
+    wrong = {answer["verdict"]["cause"] for answer in answers} - set(case.causes)
+    silly = {word for answer in answers for word in answer["absurd"]}
+    disturbed = sum(answer["attempt"] == 4 for answer in answers)
+    words = [f"{case.name}: {right} of {runs} right", *sorted(wrong), *sorted(silly)]
+    print("; ".join(words + [f"{disturbed} disturbed"] * (disturbed > 0)), flush=True)
+
+
+def followed(case, keep, observed):
+    """The rates with the fault and without it; observed: after the first advice, if that is a setting of the loader."""
+    before = run(case, *["--observed"] * observed)
+    advice = (before["verdict"]["advice"] if observed else []) or [{"remedy": None, "setting": None, "prediction": None}]
+    remedy, setting, promised = (advice[0][name] for name in ("remedy", "setting", "prediction"))
+    if setting and advice[0]["value"] is not None:
+        after = run(case, "--change", json.dumps({setting: advice[0]["value"]}))
+    else:
+        after = run(dataclasses.replace(case, **case.cure), "--cured")
+    keep(case.name, {"before": before, "after": after})
+    words = [f"{case.name}: {before['rate']:.0f} to {after['rate']:.0f} samples/s, {after['rate'] / before['rate']:.2f} ×"]
+    words += ["waits {waited:.2f}, {cores:.2f} cores here, {elsewhere:.2f} elsewhere".format(**one) for one in (before, after)]
+    if observed:
+        kept = after["rate"] >= 0.95 * (promised["rate"] if promised else 1.1 * before["rate"])
+        promise = f"promised {promised['rate']:.0f}" if promised else "nothing promised"
+        words += [before["verdict"]["cause"], f"{remedy} by {setting or 'the cure'}", promise, "kept" if kept else "NOT KEPT"]
+    print("; ".join(words), flush=True)
+
+
+# What it costs, and what a switch brings.
+
+
+def spin():
+    """A step of 2 ms that uses its core."""
+    end = time.perf_counter() + 0.002
+    while time.perf_counter() < end:
+        pass
+
+
+def left():
+    """Threads, children and file descriptors of this process."""
+    gc.collect()
+    children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {"threads": len(os.listdir("/proc/self/task")), "children": len(children), "files": len(os.listdir("/proc/self/fd"))}
+
+
+def cost(pairs):
+    """The rates of loops in turn, without `observe` and with it."""
+    import feedline
+
+    case = Case("cost", (), cheap, batch=32, workers=1, step=spin)
+    rate = lambda loader: counted(loader, case.step, 3)[0]
+
+    def observed():
+        with feedline.observe(case.loader()) as loader:
+            return rate(loader)
+
+    first, before = observed(), left()
+    pairs = [(rate(case.loader()), observed()) for _ in range(pairs)]
+    after, _ = left(), rate(feedline.observe(case.loader()))
+    ratios = sorted(with_it / without for without, with_it in pairs)
+    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+    print(f"{statistics.median(ratios):.4f} of the rate without it; 80 % of {len(pairs)} pairs: {low:.4f} to {high:.4f}")
+    print(f"before {before}, after {after}, without `with` {left()}")
+    return {"first": first, "pairs": pairs, "before": before, "after": after, "without_with": left()}
+
+
+def switches():
+    """PyTorch's loader and feedline's."""
+    import feedline.torch as fl
+    import webdataset
+    from torchvision import transforms as t
+    from torchvision.datasets import ImageFolder
+
+    last = [t.ToTensor(), t.Normalize(*fl.IMAGENET)]
+    train = t.Compose([t.RandomResizedCrop(224), t.RandomHorizontalFlip(), *last])
+    test = t.Compose([t.Resize(256), t.CenterCrop(224), *last])
+    loader = functools.partial(DataLoader, num_workers=2, batch_size=32)
+    read = lambda make, count: lambda: loader(Samples(make, count))
+    samples = lambda: webdataset.WebDataset("train-0000.tar", shardshuffle=False, empty_check=False).decode("pil").to_tuple("jpg")
+    plain = {"batch_size": 32, "device": "cpu"}
+    floats = {"size": 224, "dtype": "f32", "normalize": fl.IMAGENET, **plain}
+    return {
+        "train": (lambda: loader(ImageFolder("pictures", train), shuffle=True), lambda: fl.images("pictures", shuffle=1, **floats)),
+        "test": (lambda: loader(ImageFolder("pictures", test)), lambda: fl.images("pictures", **floats)),
+        "shards": (lambda: DataLoader(samples().map_tuple(test), 32, num_workers=1), lambda: fl.webdataset("train-0000.tar", **floats)),
+        # Data of the user's own, of which `try_it` is given feedline's loader.
+        "tokens": (read(window, 4096), lambda: fl.tokens("tokens.bin", seq_len=1024, next_token=True, **plain)),
+        "Parquet": (read(lambda i: table("rows.parquet")[i], 1 << 18), lambda: fl.parquet("rows.parquet", **plain)),
+        "arrays": (read(lambda i: torch.from_numpy(np.load(f"arrays/{i:04}.npy")), 4096), lambda: fl.npy("arrays", **plain)),
+    }
+
+
+def trial(name):
+    """A loop as it is, and really switched."""
+    import feedline
+
+    before, ours = switches()[name]
+    loader = feedline.observe(before(), try_it=True if name in ("train", "test", "shards") else ours())
+    answer = {"now": 32 * counted(loader, sleep(1), 5)[0], **{name: getattr(loader, name)() for name in SAID}}
+    del loader
+    gc.collect()
+    return answer | {"switched": 32 * counted(ours(), sleep(1), 5)[0]}
+
+
+def tried(name, keep):
+    answer = asked("trial", "--only", name)
+    keep(name, answer)
+    promised = (answer["verdict"].get("trial") or {}).get("rate")
+    words = promised and f"{promised:.0f}, {promised / answer['switched'] - 1:+.0%}"
+    print(f"{name}: {answer['now']:.0f} samples/s, promised {words}, switched {answer['switched']:.0f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what")
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--observed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cured", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--change", type=json.loads, default={}, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    kept, json_file = [], args.json and args.json.absolute()
+
+    def keep(name, answer):
+        kept.append({"name": name, **answer})
+        if json_file:
+            json_file.write_text(json.dumps(kept, indent=1))
+
+    acts = {
+        "truth": functools.partial(followed, observed=False),
+        "advice": functools.partial(followed, observed=True),
+        "faults": functools.partial(judge, runs=args.runs or 20),
+    }
+    args.folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(args.folder)
+    make()
+    if args.what == "one":
+        case = next(case for case in cases() if case.name == args.only)
+        case = dataclasses.replace(case, **case.cure) if args.cured else case
+        case = dataclasses.replace(case, settings=case.settings | args.change)
+        print(json.dumps(one(case, args.observed)))
+    elif args.what == "trial":
+        print(json.dumps(trial(args.only)))
+    elif args.what == "cost":
+        keep("cost", cost(args.runs or 20))
+    elif args.what == "healthy":
+        bursts = [subprocess.Popen([sys.executable, "-c", BURSTS]) for _ in range(2)]
+        judge(cases()[-1], keep, args.runs or 50)
+        for program in bursts:
+            program.kill()
+    elif args.what == "try_it":
+        for name in switches():
+            if args.only in name:
+                tried(name, keep)
+    else:
+        for case in cases()[:-1]:
+            try:
+                if args.only in case.name:
+                    acts[args.what](case, keep)
+            except (OSError, subprocess.SubprocessError) as error:
+                print(f"{case.name}: left out: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
