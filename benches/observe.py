@@ -7,9 +7,9 @@
     python benches/observe.py cost FOLDER       the rate of a loop with `observe` and without it, and what stays behind
     python benches/observe.py try_it FOLDER     the rate that `try_it` promises, and the one of the loop really switched
 
-`--runs N`, `--only WORD`, `--json FILE` with all answers. FOLDER gets some 360 MB of data. It needs root for control groups of
-version 1, bindfs for the mount and webdataset for `try_it`; a case without its means is left out by name. A run that other
-programs of the machine disturb is repeated. Not here: batches that are not pinned, which only a GPU shows.
+`--runs N`, `--only WORD`, `--json FILE` with an answer a line. FOLDER gets some 360 MB. It needs root for control groups of
+version 1, bindfs and webdataset; a case without its means is left out by name. A run that other programs disturb is repeated.
+Not here: batches that are not pinned, which only a GPU shows.
 """
 
 import argparse
@@ -43,7 +43,6 @@ from torch.utils.data import DataLoader, get_worker_info
 from store import served
 from verdicts import beside
 
-GROUPS = pathlib.Path("/sys/fs/cgroup")
 CORES = len(os.sched_getaffinity(0))
 BURSTS = "import random, time\nwhile True:\n time.sleep(random.random() / 2)\n for _ in range(random.randrange(10**7)): pass"
 SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size", "in_order")
@@ -52,7 +51,7 @@ SAID = ("verdict", "snapshot", "report")
 DISTURBED = 0.3  # cores that other programs use during a run
 
 
-# What a sample is. The program runs in the folder of the data.
+# What a sample is, and a step. The program runs in the folder of the data.
 
 
 def picture(i, times=1):
@@ -89,23 +88,8 @@ def cheap(i, seconds=0):
     return torch.full((256,), i % 1000)
 
 
-# What the loop does with a batch.
-
-
-def sleep(ms):
-    """As a step on a GPU: it needs neither a core nor the GIL."""
-    return functools.partial(time.sleep, ms / 1e3)
-
-
-def spin(ms):
-    """A step that uses its core for a time."""
-    end = time.perf_counter() + ms / 1e3
-    while time.perf_counter() < end:
-        pass
-
-
 def compute(count=400_000):
-    """Some 20 ms in Python."""
+    """Some 20 ms of a core."""
     sum(i * i for i in range(count))
 
 
@@ -125,14 +109,13 @@ class Case:
     batch: int = 16
     workers: int = 2
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    step: Callable[[], Any] = sleep(1)
-    seconds: float = 5
+    step: Callable[[], Any] = functools.partial(time.sleep, 0.001)  # as a step on a GPU: without a core and the GIL
     epochs: tuple[int, int] = (0, 1_000_000)  # count, 0 for a time, and batches of each
     thread: bool = False  # a thread of the main process computes in Python
     group: tuple[str, ...] = ()  # controller, file and value of a control group
     mount: int = 0  # bytes/s of a FUSE mount of the files
     store: int = 0  # ms that a store takes for an answer
-    programs: int = 0  # that compute beside
+    programs: tuple[int, str] = (0, "")  # that run beside: how many, and their code
     disk: bool = False  # files are read that are not in the page cache
 
     def __len__(self):
@@ -152,10 +135,9 @@ def cases():
     number = os.stat(".").st_dev
     slow = ("blkio", "blkio.throttle.read_bps_device", f"{os.major(number)}:{os.minor(number)} 40000000")
     half = ("cpu", "cpu.cfs_quota_us", "50000")
-    numpy, floats = np.ones(1 << 18, np.float32), torch.ones(1 << 18)
+    numpy, floats, ids = np.ones(1 << 18, np.float32), torch.ones(1 << 18), torch.arange(1000, 9192)
     arrays = {"settings": {"collate_fn": lambda samples: {"x": np.stack(samples)}}}
     lists = {"settings": {"collate_fn": lambda samples: {"ids": [list(sample) for sample in samples]}}}
-    ids = torch.arange(1000, 9192)
     return [
         Case("too few workers", ("workers",), picture, few, workers=1),
         Case("no workers", ("workers",), picture, few, workers=0),
@@ -170,14 +152,14 @@ def cases():
         Case("quota", ("cpu_quota",), picture, {"group": ()}, group=half),
         Case("one slow worker", ("slow_worker",), skewed, {"sample": picture}, batch=8),
         Case("mount", ("network_storage",), part(file, where="mount"), {"sample": file}, batch=4, mount=40_000_000),
-        Case("step of Python", ("not_starved",), cheap, {"step": sleep(1)}, step=compute),
-        Case("tiny batches", ("small_batches",), cheap, {"batch": 64}, batch=1, step=sleep(0.1)),
+        Case("step of Python", ("not_starved",), cheap, {"step": part(time.sleep, 0.001)}, step=compute),
+        Case("tiny batches", ("small_batches",), cheap, {"batch": 64}, batch=1, step=part(time.sleep, 0.0001)),
         Case("store", ("network",), fetched, {"sample": file}, store=20),
         Case("workers that sleep", ("blocked",), part(cheap, seconds=0.004), {"sample": cheap}),
-        Case("other programs", ("other_programs",), picture, {"programs": 0}, programs=2 * CORES),
+        Case("other programs", ("other_programs",), picture, {"programs": (0, "")}, programs=(2 * CORES, "while True: pass")),
         # Both are true: without the step's work the loop is faster, but the workers use all cores that they get.
-        Case("step on all cores", ("cores", "transform"), heavy, {"step": sleep(25)}, batch=8, step=multiply),
-        Case("healthy", ("not_starved",), cheap, step=sleep(20), seconds=4),
+        Case("step on all cores", ("cores", "transform"), heavy, {"step": part(time.sleep, 0.025)}, batch=8, step=multiply),
+        Case("healthy", ("not_starved",), cheap, step=part(time.sleep, 0.02), programs=(2, BURSTS)),
     ]
 
 
@@ -186,8 +168,7 @@ def make():
     if os.path.exists("made"):
         return
     draw = np.random.default_rng(0)
-    for part in ("pictures/0", "pictures/1", "files", "mount", "arrays"):
-        os.makedirs(part, exist_ok=True)
+    [os.makedirs(part) for part in ("pictures/0", "pictures/1", "files", "mount", "arrays")]
     with tarfile.open("train-0000.tar", "w", dereference=True) as tar:
         for i in range(4096):
             path, first = (f"pictures/{i % 2}/{n:04}.jpg" for n in (i, i % 256))
@@ -214,10 +195,9 @@ def make():
 
 def clocks():
     """The time, the seconds of cores that this process used with its ended children, and those that all used."""
-    with open("/proc/stat") as stat:
-        user, nice, system, _idle, _wait, hard, soft, stolen = map(int, stat.readline().split()[1:9])
+    user, nice, system, _idle, _wait, *others = map(int, pathlib.Path("/proc/stat").read_text().split()[1:9])
     here = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    everywhere = (user + nice + system + hard + soft + stolen) / os.sysconf("SC_CLK_TCK")
+    everywhere = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
     return np.array([time.monotonic(), sum(one.ru_utime + one.ru_stime for one in here), everywhere])
 
 
@@ -252,7 +232,7 @@ def one(case, observed=False, cured=False, change={}):
     if case.thread:
         threading.Thread(target=compute, args=(10**12,), daemon=True).start()
     before = clocks()
-    rate, waited = counted(loader, case.step, case.seconds, case.epochs[0])
+    rate, waited = counted(loader, case.step, 5, case.epochs[0])
     answer |= {name: getattr(loader, name)() for name in SAID} if observed else {}
     del loader
     gc.collect()
@@ -274,7 +254,7 @@ def around(case):
         join, environment = None, dict(os.environ)
         if case.group:
             controller, name, value = case.group
-            place = GROUPS / controller / "feedline-observe"
+            place = pathlib.Path("/sys/fs/cgroup", controller, "feedline-observe")
             place.mkdir(exist_ok=True)
             stack.callback(place.rmdir)
             (place / name).write_text(value)
@@ -284,28 +264,33 @@ def around(case):
             stack.callback(lambda: subprocess.run(["umount", "-l", "mount"], check=True))
         if case.store:
             environment["STORE"] = stack.enter_context(served(".", ms=case.store))
-        stack.enter_context(beside(case.programs))
+        stack.enter_context(beside(*case.programs))
         yield join, environment
 
 
 def asked(what, *words, **more):
-    """The answer of this program in a process of its own, once other programs leave the cores: after a minute at most."""
+    """The answer of this program in a process of its own."""
+    command = [sys.executable, __file__, what, ".", *words]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=180, **more).stdout.splitlines()[-1])
+
+
+def rest():
+    """Waits until other programs leave the cores, a minute at most."""
     for _ in range(30):
         before = clocks()
         time.sleep(2)
-        if (clocks() - before)[2] < 2 * DISTURBED or "healthy" in words:
+        if (clocks() - before)[2] < 2 * DISTURBED:
             break
-    command = [sys.executable, __file__, what, ".", *words]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=180, **more).stdout.splitlines()[-1])
 
 
 def run(case, **how):
     """The answer of a run, again while other programs disturb it."""
     around_it = dataclasses.replace(case, **case.cure) if "cured" in how else case
     for attempt in range(5):
+        rest()
         with around(around_it) as (join, environment):
             answer = asked("one", "--only", case.name, "--how", json.dumps(how), preexec_fn=join, env=environment)
-        if answer["elsewhere"] < DISTURBED or around_it.programs or case.name == "healthy":
+        if answer["elsewhere"] < DISTURBED or around_it.programs[0]:
             break
     return answer | {"attempt": attempt}
 
@@ -328,8 +313,7 @@ def absurd(case, answer):
         found += [f"{setting} without workers"] * (setting in ("persistent_workers", "prefetch_factor") and not workers)
         found += ["in_order with less than two workers"] * (setting == "in_order" and workers < 2)
         found += ["pin_memory without a GPU"] * (setting == "pin_memory" and not gpu)
-        found += ["a prediction below the present rate"] * (promised is not None and promised < verdict["rate"])
-        found += ["a prediction of more than 50 times the rate"] * (promised is not None and promised > 50 * verdict["rate"])
+        found += ["a prediction that cannot be"] * (promised is not None and not 1 <= promised / verdict["rate"] < 50)
     words = " ".join([verdict["headline"], answer["report"], *(advice["text"] for advice in verdict["advice"])])
     found += [f"the word {word}" for word in ("nan", "inf", "None") if word in re.findall(r"[-\w]+", words)]
     found += ["evidence that is no number"] * any(not math.isfinite(part["value"]) for part in verdict["evidence"])
@@ -364,24 +348,29 @@ def judge(case, keep, runs):
     wrong = {answer["verdict"]["cause"] for answer in answers} - set(case.causes)
     silly = {word for answer in answers for word in answer["absurd"]}
     disturbed = sum(answer["attempt"] == 4 for answer in answers)
-    words = [f"{case.name}: {right} of {runs} right", *sorted(wrong), *sorted(silly)]
+    waits = statistics.median(answer["waited"] for answer in answers)
+    words = [f"{case.name}: {right} of {runs} right, waits {waits:.2f}", *sorted(wrong), *sorted(silly)]
     print("; ".join(words + [f"{disturbed} disturbed"] * (disturbed > 0)), flush=True)
 
 
 def followed(case, keep, observed):
     """The rates with the fault and without it; observed: after the first advice, if that is a setting of the loader."""
     before = run(case, observed=observed)
-    advice = (before["verdict"]["advice"] if observed else []) or [{"remedy": None, "setting": None, "prediction": None}]
-    remedy, setting, promised = (advice[0][name] for name in ("remedy", "setting", "prediction"))
-    value = VALUES.get(advice[0]["value"], advice[0]["value"]) if setting else None
-    after = run(case, **({"cured": True} if value is None else {"change": {setting: value}}))
+    verdict = before.get("verdict") or {"cause": case.causes[0], "advice": []}
+    advice = (verdict["advice"] or [{"remedy": None, "setting": None, "value": None, "prediction": None}])[0]
+    value = VALUES.get(advice["value"], advice["value"]) if advice["setting"] else None
+    if value is None and verdict["cause"] not in case.causes:
+        return print(f"{case.name}: {verdict['cause']}, NOT FOLLOWED: {advice['remedy']}", flush=True)
+    after = run(case, **({"cured": True} if value is None else {"change": {advice["setting"]: value}}))
     keep(case.name, {"before": before, "after": after})
     words = [f"{case.name}: {before['rate']:.0f} to {after['rate']:.0f} samples/s, {after['rate'] / before['rate']:.2f} ×"]
     words += ["waits {waited:.2f}, {cores:.2f} cores here, {elsewhere:.2f} elsewhere".format(**one) for one in (before, after)]
     if observed:
-        kept = after["rate"] >= 0.95 * (promised["rate"] if promised else 1.1 * before["rate"])
-        words += [before["verdict"]["cause"], f"{remedy} by {'the cure' if value is None else f'{setting}={value}'}"]
-        words += [f"promised {promised['rate']:.0f}" if promised else "nothing promised", "kept" if kept else "NOT KEPT"]
+        promised = (advice["prediction"] or {}).get("rate")
+        how = "the cure" if value is None else f"{advice['setting']}={value}"
+        kept = after["rate"] >= 0.95 * (promised or 1.1 * before["rate"])
+        words += [verdict["cause"], f"{advice['remedy']} by {how}"]
+        words += [f"promised {promised:.0f}" if promised else "nothing promised", "kept" if kept else "NOT KEPT"]
     print("; ".join(words), flush=True)
 
 
@@ -399,21 +388,21 @@ def cost(pairs):
     """The rates of loops in turn, without `observe` and with it."""
     import feedline
 
-    case = Case("cost", (), cheap, batch=32, workers=1, step=functools.partial(spin, 2))
+    case = Case("cost", (), cheap, batch=32, workers=1, step=functools.partial(compute, 40_000))
     rate = lambda loader: counted(loader, case.step, 3)[0]
 
     def observed():
         with feedline.observe(case.loader()) as loader:
             return rate(loader)
 
-    first, before = observed(), left()
+    before = observed() and left()
     pairs = [(rate(case.loader()), observed()) for _ in range(pairs)]
-    after, _ = left(), rate(feedline.observe(case.loader()))
+    after = left(), rate(feedline.observe(case.loader())) and left()
     ratios = sorted(with_it / without for without, with_it in pairs)
     low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
     print(f"{statistics.median(ratios):.4f} of the rate without it; 80 % of {len(pairs)} pairs: {low:.4f} to {high:.4f}")
-    print(f"before {before}, after {after}, without `with` {left()}")
-    return {"first": first, "pairs": pairs, "before": before, "after": after, "without_with": left()}
+    print(f"before {before}, after with and without `with` {after}")
+    return {"pairs": pairs, "before": before, "after": after}
 
 
 def switches():
@@ -437,8 +426,8 @@ def switches():
     return {
         "train": (lambda: loader(ImageFolder("pictures", train), shuffle=True), lambda: ours(shuffle=1)),
         "test": (lambda: loader(ImageFolder("pictures", test)), ours),
+        # From here on `try_it` is given feedline's loader.
         "shards": (lambda: loader(shard().map_tuple(test), num_workers=1), lambda: fl.webdataset("train-0000.tar", **floats)),
-        # Data of the user's own, of which `try_it` is given feedline's loader.
         "tokens": (read(window, 128), lambda: fl.tokens("tokens.bin", seq_len=1024, next_token=True, **plain)),
         "Parquet": (read(lambda i: table()[i], 8192), lambda: fl.parquet("rows.parquet", **plain)),
         "arrays": (read(lambda i: np.load(f"arrays/{i:04}.npy"), 128), lambda: fl.npy("arrays", **plain)),
@@ -450,14 +439,23 @@ def trial(name):
     import feedline
 
     before, ours = switches()[name]
-    loader = feedline.observe(before(), try_it=True if name in ("train", "test", "shards") else ours())
-    answer = {"now": 32 * counted(loader, sleep(1), 5)[0], **{name: getattr(loader, name)() for name in SAID}}
+    step = functools.partial(time.sleep, 0.002)
+    rate = lambda loader: 32 * counted(loader, step, 5)[0]
+    now = rate(before())
+    loader = feedline.observe(before(), try_it=True if name in ("train", "test") else ours())
+    end = time.monotonic() + 4
+    for _batch in loader:
+        step()
+        if time.monotonic() > end:
+            break
+    answer = {name: getattr(loader, name)() for name in SAID}
     del loader
     gc.collect()
-    return answer | {"switched": 32 * counted(ours(), sleep(1), 5)[0]}
+    return answer | {"now": now, "switched": rate(ours())}
 
 
 def tried(name, keep):
+    rest()
     answer = asked("trial", "--only", name)
     keep(name, answer)
     now, switched, promised = answer["now"], answer["switched"], (answer["verdict"].get("trial") or {}).get("rate")
@@ -474,12 +472,8 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--how", type=json.loads, default={}, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    file, kept = args.json and args.json.absolute(), []
-
-    def keep(name, answer):
-        kept.append({"name": name, **answer})
-        file and file.write_text(json.dumps(kept, indent=1))
-
+    lines = open(args.json, "w", buffering=1) if args.json else None
+    keep = lambda name, answer: print(json.dumps({"name": name, **answer}), file=lines) if lines else None
     args.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(args.folder)
     make()
@@ -491,10 +485,7 @@ def main():
     elif args.what == "cost":
         keep("cost", cost(args.runs or 20))
     elif args.what == "healthy":
-        bursts = [subprocess.Popen([sys.executable, "-c", BURSTS]) for _ in range(2)]
         judge(cases()[-1], keep, args.runs or 50)
-        for program in bursts:
-            program.kill()
     elif args.what == "try_it":
         [tried(name, keep) for name in switches() if args.only in name]
     else:
