@@ -61,8 +61,8 @@ def make_texts(path):
 
 
 @contextlib.contextmanager
-def beside(count):
-    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+def beside(count, code="while True: pass"):
+    programs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
         yield
     finally:
