@@ -1,9 +1,12 @@
 """The profiler around other loaders. What it names for known faults is measured by benches/observe.py."""
 
+import copy
 import gc
 import json
 import os
+import pickle
 import threading
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,6 +66,31 @@ def test_attributes_and_length_are_those_of_the_loader():
         loader.nothing
     with pytest.raises(TypeError):
         len(feedline.observe(generator()))
+    loader.epoch = 7
+    assert inner.epoch == loader.epoch == 7
+    # Frameworks ask for the class, and deal out a DataLoader to their ranks.
+    assert isinstance(loader, DataLoader) and isinstance(loader, feedline.Observed)
+    assert not isinstance(feedline.observe([1]), list) and feedline.observe(generator()) and not feedline.observe([])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_has_measurements_of_its_own(copied):
+    loader = feedline.observe(DataLoader(DATA, batch_size=8))
+    list(loader)
+    other = copied(loader)
+    assert len(list(other)) == 8
+    assert [each.snapshot()["loop"]["epochs"] for each in (loader, other)] == [1, 1]
+
+
+def test_a_stream_longer_than_it_says_gives_no_warning_by_being_observed():
+    class Short(Stream):
+        def __len__(self):
+            return 1
+
+    loader = feedline.observe(DataLoader(Short(), batch_size=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [len(batch) for batch in loader] == [4, 4]
 
 
 def test_epochs_add_up_and_a_left_epoch_ends():
@@ -121,9 +149,34 @@ def test_settings_are_read_from_a_dataloader_also_within_other_loaders(around):
     assert _observe.facts(inner)["batches"] == 15
 
 
-@pytest.mark.parametrize("module, kind", [("nvidia.dali.plugin", "dali"), ("tensorflow.python", "tf_data"), ("grain._src", "grain"), ("mine", "other")])
-def test_loaders_are_known_by_their_package(module, kind):
-    assert _observe.facts(type("Loader", (), {"__module__": module})())["kind"] == kind
+@pytest.mark.parametrize(
+    "module, name, kind, attributes, workers",
+    [
+        ("nvidia.dali.plugin", "Iterator", "dali", {"_pipes": [SimpleNamespace(num_threads=3)]}, 3),
+        ("tensorflow.python", "Dataset", "tf_data", {}, None),
+        ("grain._src", "DataLoader", "grain", {"_multiprocessing_options": SimpleNamespace(num_workers=2)}, 2),
+        # It has no `worker_count`.
+        ("grain._src", "BatchMapDataset", "other", {}, None),
+        ("mine", "DataLoader", "other", {}, None),
+    ],
+)
+def test_loaders_are_known_by_their_package(module, name, kind, attributes, workers):
+    loader = type(name, (), {"__module__": module})()
+    vars(loader).update(attributes)
+    known = _observe.facts(loader)
+    assert (known["kind"], known.get("workers")) == (kind, workers)
+
+
+class Refuses:
+    @property
+    def shape(self):
+        raise RuntimeError("no shape")
+
+
+class Frame(SimpleNamespace):
+    """As of pandas: keys, and values that are no method."""
+
+    keys, values = dict.keys, np.zeros((3, 1))
 
 
 @pytest.mark.parametrize(
@@ -136,6 +189,13 @@ def test_loaders_are_known_by_their_package(module, kind):
         (torch.zeros(()), None, 0),
         (None, None, 0),
         ([], 4, 0),
+        # One sample of a stream, not 10 of them.
+        ({"x": torch.zeros(10), "label": 3}, None, 0),
+        ((torch.zeros(3, 32, 32), torch.zeros(())), None, 0),
+        ({"id": 7, "x": torch.zeros(5, 2)}, 8, 5),
+        (Frame(shape=(3, 1)), None, 3),
+        (Refuses(), None, 0),
+        (Refuses(), 4, 4),
     ],
 )
 def test_samples_of_a_batch(batch, size, right):
@@ -275,11 +335,17 @@ def test_a_lightning_training_is_measured(tmp_path):
     trainer = lightning.Trainer(
         max_epochs=2, callbacks=[observe], logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu", val_check_interval=4
     )
-    trainer.fit(Model(), DataLoader(DATA, batch_size=8, num_workers=2), DataLoader(DATA, batch_size=8))
+    train = DataLoader(DATA, batch_size=8, num_workers=2)
+    trainer.fit(Model(), train, DataLoader(DATA, batch_size=8))
     loop = observe.snapshot()["loop"]
     assert (loop["epochs"], loop["batches"], loop["samples"]) == (2, 16, 2 * ROWS)
     assert observe.snapshot()["loader"]["workers"] == 2 and "loader     DataLoader" in observe.report()
     assert samplers() == 0
+    for given, right in [([train], ("DataLoader", 8)), ({"a": train, "b": train}, ("2 loaders", None))]:
+        observe.on_train_start(SimpleNamespace(train_dataloader=given), None)
+        known = observe.snapshot()["loader"]
+        assert (known["name"], known["batches"]) == right
+    assert pickle.loads(pickle.dumps(observe)).snapshot()["loop"]["epochs"] == 0
 
 
 def test_a_trainers_training_is_measured(tmp_path):

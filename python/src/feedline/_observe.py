@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from . import _html
@@ -24,8 +25,8 @@ from ._native import Observer
 __all__ = ["Observed", "observe"]
 
 Batch = TypeVar("Batch")
-#: Attributes in which loaders of other packages hold a DataLoader: Accelerate, Lightning Fabric, WebDataset.
-WRAPPED = ("base_dataloader", "_dataloader", "dataloader", "pipeline", "loader")
+#: Attributes in which others hold a DataLoader: Accelerate, Lightning Fabric, WebDataset, an observed loader.
+WRAPPED = ("base_dataloader", "_dataloader", "dataloader", "pipeline", "loader", "_loader")
 
 
 def observe(loader: Any, *, try_it: Any = False) -> Observed[Any]:
@@ -37,7 +38,8 @@ def observe(loader: Any, *, try_it: Any = False) -> Observed[Any]:
         print(loader.report())
 
     `loader` is any iterable: PyTorch's DataLoader, DALI, tf.data, WebDataset, Grain, Streaming, a generator. Attributes and the
-    length of the loader are those of the observed one, too. It needs Linux.
+    length of the loader are those of the observed one, too. It needs Linux. Where a framework makes another loader of a DataLoader,
+    observe that: `observe(accelerator.prepare(loader))`, `observe(fabric.setup_dataloaders(loader))`.
 
     `try_it=True` also reads the same data through feedline for some seconds, after the first epoch, where feedline reads such a source:
     `report()` and `verdict()["trial"]` say the rate. Give a loader of feedline to have that one tried.
@@ -90,6 +92,9 @@ class Watch:
 class Observed(Watch, Generic[Batch]):
     """A loader that is measured, see `observe`."""
 
+    #: Attributes of its own: every other one is the loader's.
+    _own = {"_facts", "_observer", "_trial", "_loader", "_try_it", "_ended", "_steps"}
+
     def __init__(self, loader: Any, try_it: Any = False):
         super().__init__(facts(loader))
         self._loader = loader
@@ -133,6 +138,25 @@ class Observed(Watch, Generic[Batch]):
     def __len__(self) -> int:
         return len(self._loader)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        # Frameworks make a part for each rank of what is a DataLoader, and leave anything else whole.
+        data = sys.modules.get("torch.utils.data")
+        return type(self._loader) if data is not None and isinstance(self._loader, data.DataLoader) else Observed
+
+    def __bool__(self) -> bool:
+        return bool(self._loader)
+
+    def __reduce__(self) -> Any:
+        # A copy, or the loader in another process, has measurements of its own.
+        return type(self), (self._loader, self._try_it)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._own:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
     def __getattr__(self, name: str) -> Any:
         # Of the loader. Own attributes are not looked up here, but in a copy that is being made.
         if name == "_loader":
@@ -157,26 +181,37 @@ class Observed(Watch, Generic[Batch]):
 def rows(batch: Any, facts: dict[str, Any]) -> int:
     """Samples of a batch; 0 if that cannot be told."""
     size: int | None = facts.get("batch_size")
-    found = first_length(batch)
+    try:
+        found = list(islice(_lengths(batch), 4))
+    except Exception:
+        # A batch of the user's own class: what it refuses is not the loop's concern.
+        found = []
     if size is None:
-        return found or 0
+        # Parts of different lengths are those of one sample.
+        return found[0] or 0 if len(set(found)) == 1 else 0
+    first = next((length for length in found if length is not None), None)
     # A sample's own first axis is not the batch's.
-    return found if found is not None and found <= size else size
+    return first if first is not None and first <= size else size
 
 
 def first_length(batch: Any) -> int | None:
     """The length of the first array of a batch."""
-    for _ in range(4):
-        if isinstance(batch, dict) or hasattr(batch, "keys"):
-            batch = next(iter(batch.values()), None)
-        elif isinstance(batch, (tuple, list)) and batch and not isinstance(batch[0], (str, bytes, int, float)):
-            batch = batch[0]
-        else:
-            break
+    return next((length for length in _lengths(batch) if length is not None), None)
+
+
+def _lengths(batch: Any, depth: int = 4) -> Iterator[int | None]:
+    """Lengths of the arrays of a batch; None for what has none."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
-        return int(shape[0]) if len(shape) else None
-    return len(batch) if isinstance(batch, (tuple, list)) else None
+        yield int(shape[0]) if len(shape) else None
+    elif depth and (isinstance(batch, dict) or hasattr(batch, "keys")):
+        for part in batch.values():
+            yield from _lengths(part, depth - 1)
+    elif depth and isinstance(batch, (tuple, list)) and batch and not isinstance(batch[0], (str, bytes, int, float)):
+        for part in batch:
+            yield from _lengths(part, depth - 1)
+    else:
+        yield len(batch) if isinstance(batch, (tuple, list)) else None
 
 
 def _children() -> set[int]:
@@ -194,13 +229,17 @@ def _workers(iterator: Any, before: set[int]) -> list[tuple[int, int]]:
 def facts(loader: Any) -> dict[str, Any]:
     """The settings of a loader, as far as they are known."""
     name = type(loader).__name__
-    known: dict[str, Any] = {"name": name, "kind": _kind(loader), "gpu": _gpu_in_use()}
+    known: dict[str, Any] = {"name": name, "kind": _kind(loader), "gpu": _gpu_in_use(), **_threads_or_workers(loader)}
+    inner = _dataloader(loader)
+    asked = vars_of(inner).get("_IterableDataset_len_called")
     try:
         known["batches"] = len(loader)
     except Exception:
         # No length: streams, generators; loaders whose length is not known before their first pass.
         pass
-    if (inner := _dataloader(loader)) is not None:
+    if inner is not None:
+        # A DataLoader over a stream that was asked for its length warns of more samples.
+        inner._IterableDataset_len_called = asked
         known |= {
             "kind": "torch",
             "workers": inner.num_workers,
@@ -239,9 +278,21 @@ def _kind(loader: Any) -> str:
         return "dali"
     if "tensorflow" in modules:
         return "tf_data"
-    return "grain" if "grain" in modules else "other"
+    # `worker_count` is a setting of Grain's DataLoader alone, not of its data sets.
+    return "grain" if "grain" in modules and type(loader).__name__ == "DataLoader" else "other"
+
+
+def _threads_or_workers(loader: Any) -> dict[str, Any]:
+    """The number of workers of Grain's DataLoader, or of threads of DALI's pipeline, where there is one."""
+    attributes = vars_of(loader)
+    pipelines = attributes.get("_pipes")
+    pipeline = pipelines[0] if isinstance(pipelines, list) and pipelines else None
+    options = attributes.get("_multiprocessing_options")
+    count = getattr(pipeline, "num_threads", None) if options is None else getattr(options, "num_workers", None)
+    return {"workers": count} if isinstance(count, int) else {}
 
 
 def _gpu_in_use() -> bool:
+    # Not `is_available`, which may start the driver, and processes forked later could not use it.
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch is not None and torch.cuda.is_initialized()

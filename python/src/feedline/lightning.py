@@ -98,8 +98,15 @@ class Observe(Callback, Watch):  # type: ignore[misc]
     def __init__(self) -> None:
         Watch.__init__(self, {"name": "no training yet"})
 
+    def __reduce__(self) -> Any:
+        # Processes that a strategy spawns measure anew.
+        return type(self), ()
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        Watch.__init__(self, facts(trainer.train_dataloader))
+        given = trainer.train_dataloader
+        loaders = (given if isinstance(given, CombinedLoader) else CombinedLoader(given)).flattened
+        # Settings of one of several loaders are not those of all.
+        Watch.__init__(self, facts(loaders[0]) if len(loaders) == 1 else {"name": f"{len(loaders)} loaders"})
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._observer.starts()
