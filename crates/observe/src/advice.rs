@@ -5,7 +5,7 @@
 
 use crate::codes::Cause;
 use crate::observation::LoaderKind;
-use crate::shares::Shares;
+use crate::shares::{HALF, Shares};
 use feedline_report::Value;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -239,17 +239,14 @@ pub fn more_workers(shares: &Shares<'_>) -> Option<Advice> {
     } else {
         (wanted as f64 / now as f64).min(step_limit(shares))
     };
-    let cores = shares.idle_cores;
-    let names = names(facts.kind);
-    let text = match &names {
-        Some(names) => format!("{}={wanted}: {cores:.1} cores are idle", names.workers),
-        None => format!("more workers: {cores:.1} cores are idle"),
+    let idle = format!("{:.1} cores are idle", shares.idle_cores);
+    let Some((names, _)) = names(facts.kind).zip(facts.workers) else {
+        let text = format!("more workers or parallel calls of the loader: {idle}");
+        return Some(Advice::new(Remedy::Workers, text));
     };
+    let text = format!("{}={wanted}: {idle}", names.workers);
     let advice = Advice::new(Remedy::Workers, text).gaining(shares, 0.8 * factor);
-    Some(match names {
-        Some(names) => advice.set(names.workers, Value::Count(wanted as u64)),
-        None => advice,
-    })
+    Some(advice.set(names.workers, Value::Count(wanted as u64)))
 }
 
 /// More workers for waits, which take no core.
@@ -287,10 +284,11 @@ fn fewer_workers(shares: &Shares<'_>) -> Option<Advice> {
 
 fn less_work(shares: &Shares<'_>) -> Advice {
     let cores = shares.seen.machine.cores;
-    let place = match (shares.workers.is_empty(), cores) {
-        (true, _) => "the loop's own thread is always at work".to_string(),
-        (false, 1) => "the one core is used up".to_string(),
-        (false, cores) => format!("all {cores} cores are used up"),
+    let in_loop = shares.workers.is_empty() && shares.loop_computes >= HALF;
+    let place = match cores {
+        _ if in_loop => "the loop's own thread is always at work".to_string(),
+        1 => "the one core is used up".to_string(),
+        cores => format!("all {cores} cores are used up"),
     };
     Advice::new(
         Remedy::LessWork,
@@ -381,6 +379,12 @@ fn prefetch(shares: &Shares<'_>) -> Option<Advice> {
 }
 
 fn other_threads(shares: &Shares<'_>) -> Advice {
+    if shares.seen.loader.kind == LoaderKind::Grain && shares.workers.is_empty() {
+        let cores = shares.seen.machine.cores.max(1);
+        let text = format!("worker_count={cores}: the loader's threads share one GIL");
+        let advice = Advice::new(Remedy::Workers, text);
+        return advice.set("worker_count", Value::Count(cores.into()));
+    }
     let watched = shares.seen.machine.watched_ns.max(1) as f64;
     // Threads have the process's name unless they set their own.
     let busiest = shares.seen.threads.first().map(|thread| {

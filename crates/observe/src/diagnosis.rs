@@ -5,6 +5,7 @@
 //! epochs take longer to start than the loop waits in them? ──yes──► worker start
 //! waits below 5 % of the time (on a GPU, its idle time below 2 %)? ──yes──► not starved
 //! a quota withheld cores? ──yes──► quota
+//! workers have batches ready, and waits are below 12 %? ──yes──► not starved: a batch is handed over
 //! worker processes?
 //!   no:  what does the loop's thread do while it waits? it computes, reads, waits at a socket, for other threads
 //!   yes: one always busy, the others not? ──► the slow worker
@@ -35,6 +36,8 @@ const ALWAYS: f64 = 0.85;
 const OTHERS_IDLE: f64 = 0.7;
 /// Workers lack cores if they were ready without one for this share of their CPU time and delay.
 const DELAYED: f64 = 0.2;
+/// Waits below this share, for workers that have batches ready, are what a batch costs to hand over.
+const HANDED: f64 = 0.12;
 /// Idle cores that a further worker could use.
 const IDLE_CORES: f64 = 0.6;
 /// Bytes of a batch that make its pickle a cost.
@@ -148,6 +151,9 @@ fn decide(shares: &Shares<'_>) -> (Cause, Option<Cause>) {
     if shares.throttled >= THROTTLED {
         return (Cause::CpuQuota, None);
     }
+    if shares.is_ahead() && shares.starved < HANDED {
+        return (Cause::NotStarved, None);
+    }
     let also = (shares.restarts >= STARTS).then_some(Cause::WorkerStart);
     (starved(shares), also)
 }
@@ -163,7 +169,7 @@ fn starved(shares: &Shares<'_>) -> Cause {
     if one_slow {
         return Cause::SlowWorker;
     }
-    if shares.busy < HALF {
+    if shares.is_ahead() {
         return handed_over(shares);
     }
     match waiting(shares) {
@@ -217,6 +223,9 @@ fn without_workers(shares: &Shares<'_>) -> Cause {
 /// The cause if those who make the batches mostly wait.
 fn waiting(shares: &Shares<'_>) -> Option<Cause> {
     let places = shares.producing();
+    if places.are_unknown() {
+        return None;
+    }
     let reading = places.storage + places.network_storage;
     let blocked = places.lock + places.sleep + places.pipe + places.other;
     let table = [
@@ -276,6 +285,7 @@ impl Case<'_> {
         if self.cause == Cause::WorkerStart {
             return match consumer.epochs {
                 ..=2 => thin(format!("{} epochs are few", consumer.epochs)),
+                _ if consumer.total_ns < STEADY_LEAST_NS => thin("the epochs are too short"),
                 _ => Strength::Strong,
             };
         }
@@ -290,6 +300,9 @@ impl Case<'_> {
         if !measured && shares.looks() < LOOKS_LEAST {
             let looks = shares.looks();
             return thin(format!("the workers were looked at {looks} times"));
+        }
+        if !measured && shares.places.are_unknown() {
+            return thin("the kernel does not tell what the workers wait for");
         }
         let clear = match self.cause {
             Cause::NotStarved => shares.starved < 0.5 * FED,

@@ -48,6 +48,9 @@ fn of_workers(shares: &Shares<'_>, cause: Cause, rows: &mut Rows) {
         let words = format!("worker {number} has a task (the next one {next:.0} %)");
         rows.share(Measure::BusiestWorker, worker.busy(), &words);
     }
+    if shares.is_ahead() {
+        return;
+    }
     let places = shares.producing();
     let reads = places.storage + places.network_storage;
     let blocked = places.lock + places.sleep + places.pipe + places.other;

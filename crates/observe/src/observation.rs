@@ -176,9 +176,17 @@ pub struct Places {
     pub sleep: u64,
     /// Elsewhere in the kernel.
     pub other: u64,
+    /// Asleep, where the kernel does not tell system calls.
+    pub unknown: u64,
 }
 
 impl Places {
+    /// Whether the kernel told the place for less than half of the samples.
+    pub(crate) fn are_unknown(&self) -> bool {
+        self.unknown > self.all()
+    }
+
+    /// The samples whose place is known.
     pub(crate) fn all(&self) -> u64 {
         self.running + self.tasks + self.busy_waits()
     }
@@ -204,6 +212,7 @@ impl Places {
         self.lock += other.lock;
         self.sleep += other.sleep;
         self.other += other.other;
+        self.unknown += other.unknown;
     }
 
     /// The part of the samples in which the thread had a task.
@@ -237,8 +246,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// The part of the time in which the worker had a task.
+    /// The part of the time in which the worker had a task; if its places are not known, in which
+    /// it computed or wanted to.
     pub(crate) fn busy(&self) -> f64 {
+        if self.places.are_unknown() {
+            let computing = self.cpu_ns.saturating_add(self.delay_ns) as f64;
+            return (computing / self.watched_ns.max(1) as f64).min(1.0);
+        }
         self.places.busy()
     }
 }

@@ -26,6 +26,8 @@ pub enum Place {
     Other,
     Lock,
     Tasks,
+    /// Asleep, and the kernel does not tell in which system call.
+    Unknown,
 }
 
 impl Places {
@@ -40,6 +42,7 @@ impl Places {
             Place::Other => &mut self.other,
             Place::Lock => &mut self.lock,
             Place::Tasks => &mut self.tasks,
+            Place::Unknown => &mut self.unknown,
         };
         *count += 1;
     }
@@ -81,29 +84,19 @@ impl Look {
 
     pub fn task(&self, task: Task) -> Option<Place> {
         let Ok(text) = fs::read_to_string(task.file("syscall")) else {
-            return self.by_state(task);
+            return by_state(task, Place::Unknown);
         };
         match Call::of(&text) {
             None => Some(Place::Running),
+            // In the kernel without a call: a page of a mapped file comes, or the task has ended.
+            Some(Call { number: -1, .. }) => by_state(task, Place::Other),
             Some(call) => Some(self.call(task, &call)),
         }
-    }
-
-    /// A coarser place, where the kernel does not tell the system call.
-    fn by_state(&self, task: Task) -> Option<Place> {
-        Some(match task.state()? {
-            'R' => Place::Running,
-            'D' => Place::Storage,
-            'Z' | 'X' => return None,
-            _ => Place::Other,
-        })
     }
 
     fn call(&self, task: Task, call: &Call) -> Place {
         let first = call.arguments[0];
         match call.number {
-            // In the kernel without a call: a page of a mapped file comes.
-            -1 => Place::Storage,
             libc::SYS_read
             | libc::SYS_pread64
             | libc::SYS_readv
@@ -196,6 +189,17 @@ impl Look {
             Place::Storage
         }
     }
+}
+
+/// The place by the task's state; `asleep` if it waits for something other than a device.
+fn by_state(task: Task, asleep: Place) -> Option<Place> {
+    Some(match task.state()? {
+        'R' => Place::Running,
+        'D' => Place::Storage,
+        // It has ended.
+        'Z' | 'X' => Place::Tasks,
+        _ => asleep,
+    })
 }
 
 /// Some bytes of a task's memory: fewer at the end of a mapping, `None` if they cannot be read.

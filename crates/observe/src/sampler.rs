@@ -28,8 +28,6 @@ const TASKS_MAX: usize = 64;
 
 /// A sampler that runs. Dropping it ends it.
 pub struct Sampler {
-    /// The process of the thread: a forked child has none.
-    process: u32,
     begun: Arc<Moment>,
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
@@ -66,7 +64,6 @@ impl Sampler {
         });
         let thread = thread.ok()?;
         Some(Self {
-            process: std::process::id(),
             begun,
             stop,
             thread: Some(thread),
@@ -81,10 +78,6 @@ impl Sampler {
 
 impl Drop for Sampler {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            std::mem::forget(self.thread.take());
-            return;
-        }
         *self.stop.wanted.hold() = true;
         self.stop.changed.notify_all();
         if let Some(thread) = self.thread.take() {

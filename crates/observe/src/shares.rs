@@ -80,7 +80,7 @@ impl<'o> Shares<'o> {
             .workers
             .iter()
             // Other children, such as a tracker of resources, do nothing.
-            .filter(|worker| of_named || 200 * worker.cpu_ns > worker.watched_ns)
+            .filter(|worker| of_named || worker.cpu_ns > worker.watched_ns / 20)
             .collect();
         let count = workers.len().max(1) as f64;
         let mut places = Places::default();
@@ -149,6 +149,11 @@ impl<'o> Shares<'o> {
         let consumer = &self.seen.consumer;
         let slow = consumer.steady_batches >= SLOW_BATCHES && consumer.steady_ns >= SLOW_NS;
         slow || consumer.steady_batches >= BATCHES_LEAST
+    }
+
+    /// Whether workers mostly have no task: their batches are ready.
+    pub fn is_ahead(&self) -> bool {
+        !self.workers.is_empty() && self.busy < HALF
     }
 
     /// Whether another thread of the loop's process holds the interpreter's lock in its waits. The

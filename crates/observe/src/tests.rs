@@ -216,6 +216,12 @@ fn each_situation_has_its_cause_and_its_first_advice() {
             set("persistent_workers", name("True")),
         ),
         (
+            "batches that are handed over",
+            ahead(|seen| seen.consumer.waited_ns = S),
+            Cause::NotStarved,
+            none.clone(),
+        ),
+        (
             "large pickles",
             ahead(|seen| each(seen, |worker| worker.written_bytes = 500_000_000)),
             Cause::Pipe,
@@ -322,6 +328,33 @@ fn each_situation_has_its_cause_and_its_first_advice() {
             none.clone(),
         ),
         (
+            "workers of which the kernel tells nothing",
+            {
+                let mut seen = at(|places| &mut places.unknown);
+                each(&mut seen, |worker| worker.places.running = 0);
+                seen
+            },
+            Cause::Unknown,
+            none.clone(),
+        ),
+        (
+            "threads of Grain in one process",
+            with(|seen| {
+                seen.loader.kind = LoaderKind::Grain;
+                seen.loader.workers = Some(0);
+                seen.workers.clear();
+                let interpreter = seen.interpreter.get_or_insert_default();
+                interpreter.probes = 100;
+                interpreter.late = 90;
+                seen.threads.push(ThreadUse {
+                    cpu_ns: 8 * S,
+                    ..ThreadUse::default()
+                });
+            }),
+            Cause::Gil,
+            set("worker_count", count(4)),
+        ),
+        (
             "few batches",
             with(|seen| seen.consumer.steady_batches = 2),
             Cause::Unknown,
@@ -362,10 +395,13 @@ fn settings_are_those_of_the_kind_of_loader() {
         (LoaderKind::Other, None),
     ];
     for (kind, setting) in table {
-        let seen = with(|seen| seen.loader.kind = kind);
+        let mut seen = with(|seen| seen.loader.kind = kind);
         let advice = &Diagnosis::of(&seen).advice[0];
         assert_eq!(advice.remedy, Remedy::Workers);
         assert_eq!(advice.setting.as_deref(), setting, "{kind:?}");
+        // Nobody knows the present number.
+        seen.loader.workers = None;
+        assert_eq!(Diagnosis::of(&seen).advice[0].setting, None, "{kind:?}");
     }
 }
 

@@ -20,8 +20,10 @@ pub fn report(observation: &Observation) -> String {
         &mut out,
         "loop",
         format!(
-            "{} epochs, {} batches, {:.1} {unit}/s",
-            consumer.epochs, consumer.batches, diagnosis.rate
+            "{}, {}, {:.1} {unit}/s",
+            counted(consumer.epochs, "epoch", "s"),
+            counted(consumer.batches, "batch", "es"),
+            diagnosis.rate
         ),
     );
     let batches = consumer.steady_batches.max(1) as f64;
@@ -64,6 +66,9 @@ pub fn report(observation: &Observation) -> String {
         );
     }
     let machine = &observation.machine;
+    if machine.watched_ns == 0 {
+        return out;
+    }
     let watched = machine.watched_ns.max(1) as f64;
     for thread in observation.threads.iter().take(4) {
         let cores = thread.cpu_ns as f64 / watched;
@@ -111,6 +116,11 @@ fn line(out: &mut String, name: &str, words: String) {
     let _ = writeln!(out, "{name:<10} {words}");
 }
 
+fn counted(count: u64, one: &str, ending: &str) -> String {
+    let ending = if count == 1 { "" } else { ending };
+    format!("{count} {one}{ending}")
+}
+
 fn ms(ns: f64) -> String {
     format!("{:.2} ms", ns / 1e6)
 }
@@ -127,9 +137,10 @@ fn places(places: &Places) -> String {
         (places.lock, "waits for locks"),
         (places.sleep, "sleeps"),
         (places.other, "waits elsewhere"),
+        (places.unknown, "sleeps or waits"),
     ];
     all.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
-    let sum = places.all().max(1) as f64;
+    let sum = (places.all() + places.unknown).max(1) as f64;
     let parts = all
         .iter()
         .filter(|(count, _)| *count > 0)

@@ -55,7 +55,7 @@ def _observed_stages(snapshot: dict[str, Any]) -> list[tuple[str, Parts]]:
         stages.append(("GPU stream", [("busy", gpu["span_ns"] - gpu["idle_ns"], GOOD), ("idle", gpu["idle_ns"], BAD)]))
     for worker in snapshot["workers"]:
         places = worker["places"]
-        files, other = places["storage"] + places["network_storage"], places["pipe"] + places["lock"] + places["sleep"] + places["other"]
+        files, other = places["storage"] + places["network_storage"], places["pipe"] + places["lock"] + places["sleep"] + places["other"] + places["unknown"]
         parts = [("computes", places["running"], GOOD), ("reads files", files, BAD), ("waits at sockets", places["network"], BAD)]
         stages.append((f"worker {worker['number']}", [*parts, ("waits", other, OTHER), ("has no task", places["tasks"], IDLE)]))
     machine = snapshot["machine"]
