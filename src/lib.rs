@@ -307,7 +307,7 @@ pub mod profile {
         pub use feedline_observe::{
             Advice, Cause, Diagnosis, Evidence, Gain, GpuTime, Interpreter, LoaderFacts,
             LoaderKind, Loop, Machine, Measure, Observation, Observed, Observer, Places, Probe,
-            Remedy, ThreadUse, Waits, Worker, WorkerId,
+            Remedy, ThreadUse, Value, Waits, Worker, WorkerId,
         };
     }
 

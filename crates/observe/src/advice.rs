@@ -6,7 +6,6 @@
 use crate::codes::Cause;
 use crate::observation::LoaderKind;
 use crate::shares::{HALF, Shares};
-use feedline_report::Value;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -47,6 +46,16 @@ pub enum Remedy {
     Balance,
     /// A look at the code that waits.
     Waits,
+}
+
+/// The value of a setting: in JSON a number, or true or false.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    /// On or off.
+    Flag(bool),
+    /// A number.
+    Count(u64),
 }
 
 /// The least rate that a change gives.
@@ -186,7 +195,7 @@ pub fn of(shares: &Shares<'_>, cause: Cause) -> Vec<Advice> {
                 Remedy::PinMemory,
                 "pin_memory=True, and copies with non_blocking=True: they run beside the step",
             )
-            .set("pin_memory", Value::Name("True".into())),
+            .set("pin_memory", Value::Flag(true)),
         )],
         Cause::CpuQuota => vec![Some(quota(shares))],
         Cause::OtherPrograms => vec![Some(Advice::new(
@@ -227,9 +236,13 @@ pub fn more_workers(shares: &Shares<'_>) -> Option<Advice> {
     } else {
         0.0
     };
-    let added = ((shares.idle_cores + freed) / each + 0.2).floor() as usize;
-    let wanted = now + added;
-    if added == 0 || wanted > 4 * shares.seen.machine.cores as usize {
+    let cores = shares.seen.machine.cores as usize;
+    let free = ((shares.idle_cores + freed) / each + 0.2).floor() as usize;
+    if free == 0 && now < cores {
+        return Some(shared_cores(shares, cores));
+    }
+    let wanted = now + free;
+    if free == 0 || wanted > 4 * cores {
         return None;
     }
     let factor = if now == 0 {
@@ -247,6 +260,21 @@ pub fn more_workers(shares: &Shares<'_>) -> Option<Advice> {
     let text = format!("{}={wanted}: {idle}", names.workers);
     let advice = Advice::new(Remedy::Workers, text).gaining(shares, 0.8 * factor);
     Some(advice.set(names.workers, Value::Count(wanted as u64)))
+}
+
+/// As many workers as cores, which other programs use as well: nobody knows the gain.
+fn shared_cores(shares: &Shares<'_>, cores: usize) -> Advice {
+    let facts = &shares.seen.loader;
+    let others = format!(
+        "the loader is always at work, and other programs use {:.1} of {cores} cores",
+        shares.other_cores
+    );
+    let Some((names, _)) = names(facts.kind).zip(facts.workers) else {
+        let text = format!("more workers or parallel calls of the loader: {others}");
+        return Advice::new(Remedy::Workers, text);
+    };
+    let text = format!("{}={cores}: {others}", names.workers);
+    Advice::new(Remedy::Workers, text).set(names.workers, Value::Count(cores as u64))
 }
 
 /// More workers for waits, which take no core.
@@ -330,7 +358,7 @@ fn start(shares: &Shares<'_>) -> Advice {
             Remedy::PersistentWorkers,
             "persistent_workers=True: workers are started once",
         )
-        .set("persistent_workers", Value::Name("True".into()))
+        .set("persistent_workers", Value::Flag(true))
         .gaining(shares, 1.0 / kept);
     }
     Advice::new(
@@ -365,7 +393,7 @@ fn any_order(shares: &Shares<'_>) -> Option<Advice> {
     );
     Some(
         advice
-            .set("in_order", Value::Name("False".into()))
+            .set("in_order", Value::Flag(false))
             .gaining(shares, 0.6 * factor),
     )
 }

@@ -256,13 +256,12 @@ fn computing(shares: &Shares<'_>) -> Cause {
     if delayed >= DELAYED && (crowded || has_workers && shares.process_cores >= 0.4) {
         return shares.takes_cores();
     }
-    if shares.idle_cores >= IDLE_CORES && advice::more_workers(shares).is_some() {
-        return Cause::Workers;
-    }
-    // More workers would find the cores taken.
+    // Workers that wait for no core are too few as long as there are more cores, also where other
+    // programs use these.
     let few = shares.workers.len() < shares.seen.machine.cores as usize;
-    if crowded && few {
-        Cause::OtherPrograms
+    let room = shares.idle_cores >= IDLE_CORES || crowded && few;
+    if room && advice::more_workers(shares).is_some() {
+        Cause::Workers
     } else {
         Cause::Transform
     }

@@ -49,7 +49,7 @@ mod shares;
 mod tests;
 mod text;
 
-pub use advice::{Advice, Gain, Remedy};
+pub use advice::{Advice, Gain, Remedy, Value};
 pub use codes::{Cause, Evidence, Measure};
 pub use diagnosis::Diagnosis;
 pub use iter::{Observed, observe};

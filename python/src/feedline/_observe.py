@@ -72,9 +72,10 @@ class Watch:
         `headline` in words; `cause`: "not_starved", "workers", "transform", "storage", "network_storage", "network", "blocked",
         "worker_start", "slow_worker", "uneven", "pipe", "gil", "small_batches", "pinning", "cpu_quota", "other_programs", "cores" or
         "unknown"; `also`, a second one or None; `rate` in samples per second (batches per second if the batches' samples are not known);
-        `starved_share`; `strength` (`"strong"`, `"fair"`, or `{"thin": {"why": ...}}`). `advice`, the most promising first: dicts of
-        `remedy`, `setting` and `value` where it is a setting of the loader, `prediction` (`rate`) where there is one, and `text`.
-        `evidence`: dicts of `measure`, `value`, `unit` and `text`. `trial`: the rate through feedline, if it was tried.
+        `starved_share`, the part of the time within epochs in which the loop waited (starts of epochs count apart); `strength`
+        (`"strong"`, `"fair"`, or `{"thin": {"why": ...}}`). `advice`, the most promising first: dicts of `remedy`, `setting` and `value`
+        where it is a setting of the loader, `prediction` (`rate`) where there is one, and `text`. `evidence`: dicts of `measure`,
+        `value`, `unit` and `text`. `trial`: the rate through feedline, if it was tried.
         """
         headline, diagnosis = self._observer.diagnosis()
         verdict = {"headline": headline, **json.loads(diagnosis)}
