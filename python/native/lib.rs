@@ -17,6 +17,11 @@
 //! A thread of feedline wants the GIL only to call a function of `python.rs`, and every wait for
 //! feedline is without it, so that nothing here can deadlock. Memory is given back by whichever
 //! thread drops the last tensor of a batch.
+//!
+//! Nothing here needs the GIL to be sound, so free-threaded Python stays without one: classes are
+//! frozen, and what changes is atomic or behind a lock. While a thread of Python holds such a lock
+//! it calls no Python and drops none of its objects: another one that waits for the lock would keep
+//! it from going on.
 
 mod error;
 mod given;
@@ -36,7 +41,7 @@ use pyo3::ffi::{PyInterpreterState_Get, PyInterpreterState_GetID};
 use pyo3::prelude::*;
 
 /// feedline's loader for Python.
-#[pymodule]
+#[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // First of all: the classes below are those of the process, not of an interpreter.
     if !in_main_interpreter() {

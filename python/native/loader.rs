@@ -36,6 +36,13 @@ use std::time::Duration;
 
 /// How often a wait looks at Python's signals.
 const LOOK: Duration = Duration::from_millis(100);
+/// The same of a wait for a batch. In free-threaded Python what another thread lets go of, such as
+/// the tensors of a batch, is freed only when the thread that made it runs Python code.
+const TURN: Duration = if cfg!(Py_GIL_DISABLED) {
+    Duration::from_millis(5)
+} else {
+    LOOK
+};
 
 /// The native part of `feedline.Loader`, which has the documentation.
 ///
@@ -48,7 +55,7 @@ pub struct Loader {
     /// One of several of a process: its rank does not come from the process.
     beside: bool,
     process: Process,
-    /// Locked with the GIL only, and for no call.
+    /// Locked by threads of Python only, and for no call.
     built: Mutex<Built>,
 }
 
@@ -637,7 +644,18 @@ impl Loader {
             );
             return Err(exception(py, &config(message)));
         }
-        let old = own.built().loader.take();
+        let old = {
+            let mut built = own.built();
+            // What another thread has built meanwhile stays.
+            if built.told {
+                None
+            } else {
+                built.loader.take()
+            }
+        };
+        let Some(old) = old else {
+            return own.inner(py);
+        };
         py.detach(|| drop(old));
         let again = own.recipe.build_for(slf.as_any(), now, None);
         *own.built() = match again {
@@ -818,7 +836,7 @@ pub fn state_trained<'py>(
 /// for the `stall_deadline` ends it with a TimeoutError.
 #[pyclass(frozen, module = "feedline")]
 pub struct Epoch {
-    /// `None` once it was closed. Locked for [`LOOK`] at most, without the GIL.
+    /// `None` once it was closed. Locked for [`TURN`] at most, without the GIL.
     inner: Mutex<Option<feedline::Epoch>>,
     /// A batch whose call ended by a signal of Python.
     kept: Mutex<Option<Batch>>,
@@ -877,7 +895,7 @@ impl Epoch {
         raised
     }
 
-    /// Calls `f`, which takes [`LOOK`] at most, until it is ready; signals of Python in between end
+    /// Calls `f`, which takes [`TURN`] at most, until it is ready; signals of Python in between end
     /// that.
     fn wait<T: Send>(
         &self,
@@ -890,6 +908,9 @@ impl Epoch {
                 return Ok(out);
             }
             py.check_signals()?;
+            if cfg!(Py_GIL_DISABLED) {
+                py.run(c"pass", None, None)?;
+            }
         }
     }
 
@@ -942,7 +963,7 @@ impl Epoch {
         }
         let stops = || self.stop.as_ref().is_some_and(Stop::requested);
         let next = self.wait(py, |epoch| match epoch {
-            Some(epoch) if !stops() => epoch.next_within(LOOK),
+            Some(epoch) if !stops() => epoch.next_within(TURN),
             _ => Poll::Ready(None),
         })?;
         match next

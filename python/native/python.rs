@@ -58,11 +58,13 @@ impl Code {
 
     fn failed(&self, py: Python<'_>, error: PyErr) -> Error {
         let words = error.to_string();
+        let kept = (words.clone(), error.clone_ref(py));
         let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
-        if raised.len() == KEPT {
-            raised.remove(0);
-        }
-        raised.push((words.clone(), error.clone_ref(py)));
+        let oldest = (raised.len() == KEPT).then(|| raised.remove(0));
+        raised.push(kept);
+        drop(raised);
+        // It may have the last reference to anything.
+        drop(oldest);
         Error::user(words)
     }
 

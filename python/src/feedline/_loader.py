@@ -355,8 +355,11 @@ class Epoch(Generic[Out]):
                 self._loader._leave(self)
             raise
         self._loader._received = native._received
-        self._left -= 1
-        if self._left == 0:
+        # One loop may run in several threads.
+        with self._loader._opening:
+            self._left -= 1
+            last = self._left == 0
+        if last:
             self._loader._last_is_out(self)
         return self._loader._out(batch)
 
