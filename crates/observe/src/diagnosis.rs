@@ -38,6 +38,9 @@ const OTHERS_IDLE: f64 = 0.7;
 const DELAYED: f64 = 0.2;
 /// Waits below this share, for workers that have batches ready, are what a batch costs to hand over.
 const HANDED: f64 = 0.12;
+/// Reads limit from this share of the work on, if devices read at least so many bytes per second.
+const READING: f64 = 0.35;
+const DEVICE_READS: f64 = 1e7;
 /// Idle cores that a further worker could use.
 const IDLE_CORES: f64 = 0.6;
 /// Bytes of a batch that make its pickle a cost.
@@ -228,20 +231,21 @@ fn waiting(shares: &Shares<'_>) -> Option<Cause> {
     }
     let reading = places.storage + places.network_storage;
     let blocked = places.lock + places.sleep + places.pipe + places.other;
+    let files = if places.network_storage > places.storage {
+        Cause::NetworkStorage
+    } else {
+        Cause::Storage
+    };
     let table = [
         (places.network, Cause::Network),
         (blocked, Cause::Blocked),
-        (
-            reading,
-            if places.network_storage > places.storage {
-                Cause::NetworkStorage
-            } else {
-                Cause::Storage
-            },
-        ),
+        (reading, files),
     ];
     let (count, cause) = table.into_iter().max_by_key(|(count, _)| *count)?;
-    (shares.at(&places, count) >= HALF).then_some(cause)
+    // The copy of what a device read is computing.
+    let from_device = cause == files && shares.device_bytes_per_s >= DEVICE_READS;
+    let least = if from_device { READING } else { HALF };
+    (shares.at(&places, count) >= least).then_some(cause)
 }
 
 /// The cause if those who make the batches mostly compute.

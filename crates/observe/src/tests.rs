@@ -154,6 +154,19 @@ fn each_situation_has_its_cause_and_its_first_advice() {
             none.clone(),
         ),
         (
+            "files whose bytes are copied as well",
+            {
+                let mut seen = with(|seen| seen.machine.device_bytes = 1_000_000_000);
+                each(&mut seen, |worker| {
+                    worker.places.storage = 80;
+                    worker.places.running = 120;
+                });
+                seen
+            },
+            Cause::Storage,
+            none.clone(),
+        ),
+        (
             "files of a network",
             at(|places| &mut places.network_storage),
             Cause::NetworkStorage,
