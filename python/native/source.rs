@@ -5,7 +5,7 @@ use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Mds, Megatron, Missing, Mix, Npy,
+    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Jsonl, Mds, Megatron, Missing, Mix, Npy,
     Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder, TfRecord,
     Tokens,
 };
@@ -825,6 +825,7 @@ impl Source {
             }),
             "tar" => Arc::new(self.tar()?.open(path)?),
             "tfrecord" => Arc::new(self.tfrecord()?.open(path)?),
+            "jsonl" => Arc::new(self.jsonl()?.open(path)?),
             "parquet" => Arc::new(self.parquet(path)?),
             "npy" => Arc::new(self.npy(path)?),
             "npz" => Arc::new(self.npz(path)?),
@@ -902,7 +903,7 @@ impl Source {
                 self.columns
                     .iter()
                     .flatten()
-                    .filter_map(|column| column.split(':').next())
+                    .map(|column| column.split_at(name_end(column)).0)
             };
             if let Some(name) = each
                 .keys()
@@ -922,7 +923,11 @@ impl Source {
             ("cut", self.cut.is_some(), &["megatron"]),
             ("flat", self.flat.is_some(), &["npy", "npz"]),
             ("raw", self.raw.is_some(), &["mds"]),
-            ("missing_zero", self.missing_zero.is_some(), &["tfrecord"]),
+            (
+                "missing_zero",
+                self.missing_zero.is_some(),
+                &["tfrecord", "jsonl"],
+            ),
             ("context_only", self.context_only.is_some(), &["tfrecord"]),
             ("seq_len", self.seq_len.is_some(), &["tokens", "megatron"]),
             (
@@ -943,16 +948,22 @@ impl Source {
             (
                 "columns",
                 self.columns.is_some(),
-                &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"],
+                &[
+                    "tar", "tfrecord", "jsonl", "parquet", "npz", "safetensors", "mds",
+                ],
             ),
-            ("elements", self.elements.is_some(), &["tar", "parquet"]),
+            (
+                "elements",
+                self.elements.is_some(),
+                &["tar", "jsonl", "parquet"],
+            ),
             ("stack", self.stack.is_some(), &["parquet"]),
             ("rows", self.rows.is_some(), &["npy", "npz"]),
             (
                 "up_to",
                 self.up_to.is_some(),
                 &[
-                    "megatron", "tar", "tfrecord", "parquet", "mds", "npy", "npz",
+                    "megatron", "tar", "tfrecord", "jsonl", "parquet", "mds", "npy", "npz",
                 ],
             ),
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
@@ -962,7 +973,7 @@ impl Source {
         let index: Owned<'_> = (
             "index_file",
             self.index_file.is_some(),
-            &["tar", "tfrecord", "tokens"],
+            &["tar", "tfrecord", "jsonl", "tokens"],
         );
         match given
             .iter()
@@ -1062,11 +1073,34 @@ impl Source {
             })
     }
 
+    /// Columns are `PATH:TYPE:COUNT`, as in [`Self::field`], or `PATH:bytes` and `PATH:json`.
+    fn jsonl(&self) -> Result<feedline::dataset::JsonlBuilder> {
+        let mut builder = Jsonl::builder().missing_zero(self.missing_zero == Some(true));
+        if let Some(file) = &self.index_file {
+            builder = builder.index_file(file);
+        }
+        let columns = self.columns.as_deref().unwrap_or_default();
+        columns.iter().try_fold(builder, |builder, column| {
+            let (path, kind) = column.split_at(name_end(column));
+            Ok(match (kind, self.elements(path, false)) {
+                (":bytes", Some(max)) => builder.texts(path, max),
+                (":bytes", None) if path.contains("[]") => {
+                    return Err(config(format!(
+                        "{column:?} is a list: elements={{{path:?}: NUMBER}}, its most texts, is missing"
+                    )));
+                }
+                (":bytes", None) => builder.text(path),
+                (":json", _) => builder.json(path),
+                _ => builder.numbers(self.field(column)?, path),
+            })
+        })
+    }
+
     /// A field by its words: `label` is one i64, `boxes:f32:4` four floats, `image:u8:28x28` an
     /// array, and `ids:i64:?` any number up to `up_to`.
     fn field(&self, words: &str) -> Result<Field> {
-        let mut parts = words.splitn(3, ':');
-        let name = parts.next().unwrap_or_default();
+        let (name, rest) = words.split_at(name_end(words));
+        let mut parts = rest.splitn(3, ':').skip(1);
         let kind = parts.next().unwrap_or("i64");
         let count = parts.next();
         let dims = match (
@@ -1192,16 +1226,29 @@ impl Source {
     }
 }
 
+/// Where the name in a column's words ends: at a colon that is not in quotes.
+fn name_end(words: &str) -> usize {
+    let mut quoted = false;
+    let mut escaped = false;
+    let end = words.bytes().position(|byte| {
+        quoted ^= byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        byte == b':' && !quoted
+    });
+    end.unwrap_or(words.len())
+}
+
 /// Most tokens of a document that is packed.
 const DOCUMENT_MAX: usize = 1 << 30;
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "images",
     "records",
     "tokens",
     "megatron",
     "tar",
     "tfrecord",
+    "jsonl",
     "parquet",
     "npy",
     "npz",
