@@ -874,9 +874,11 @@ impl Source {
 
     fn refuse_elements(&self) -> Result<()> {
         let pictures = self.image.iter().flat_map(Names::all);
-        let names: Vec<&String> = pictures.chain(self.columns.iter().flatten()).collect();
+        let columns = self.columns.iter().flatten();
+        let columns = columns.map(|column| &column[..name_end(column)]);
+        let names: Vec<&str> = pictures.map(String::as_str).chain(columns).collect();
         match &self.elements {
-            Some(UpTo::Each(each)) => match each.keys().find(|name| !names.contains(name)) {
+            Some(UpTo::Each(each)) => match each.keys().find(|name| !names.contains(&name.as_str())) {
                 Some(name) => Err(config(format!(
                     "elements names {name:?}, image and columns do not: name it in one of them, too"
                 ))),

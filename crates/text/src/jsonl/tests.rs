@@ -3,9 +3,11 @@ use super::path::KeyPath;
 use super::value::{Numbers, Take};
 use super::*;
 use ErrorKind::{Config, Decode, Limit, Shape, Truncated};
+use feedline_core::dataset::sample::{Plain, read};
 use feedline_core::decode::Many;
 use feedline_core::tensor::DType;
 use proptest::prelude::*;
+use std::io::Write;
 
 fn text(path: &str) -> Take {
     Take::Text(KeyPath::parse(path).unwrap())
@@ -335,7 +337,139 @@ fn as_text(tree: Option<&Tree>) -> Option<String> {
     }
 }
 
+/// Text and id of every sample, by chunks if there are some.
+fn all(lines: &Jsonl) -> Result<Vec<Vec<Vec<u8>>>> {
+    if lines.plans.is_none() {
+        return (0..lines.len()).map(|id| read(lines, id)).collect();
+    }
+    let mut rows = Vec::new();
+    for chunk in 0..lines.starts().len() - 1 {
+        let open = Plain::new(lines).chunk(chunk)?;
+        let row = |row| {
+            (0..2)
+                .map(|field| open.row(field, row).unwrap().to_vec())
+                .collect()
+        };
+        rows.extend((0..open.rows()).map(row));
+    }
+    Ok(rows)
+}
+
+fn pair() -> JsonlBuilder {
+    Jsonl::builder()
+        .text("t")
+        .numbers(Field::fixed("n", DType::U32, []), "n")
+}
+
+fn packed(packing: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for part in parts {
+        match packing {
+            0 => out.extend_from_slice(part),
+            1 => {
+                let mut member = flate2::write::GzEncoder::new(&mut out, Default::default());
+                member.write_all(part).unwrap();
+                member.finish().unwrap();
+            }
+            _ => {
+                let mut frame = zstd::Encoder::new(&mut out, 1).unwrap();
+                frame.include_checksum(true).unwrap();
+                frame.write_all(part).unwrap();
+                frame.finish().unwrap();
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn flipped_or_cut_files_lose_nothing_unsaid() {
+    let line = |k: u32| {
+        format!(
+            "{{\"t\":\"{}\",\"n\":{k}}}\n",
+            "ab\\n".repeat(k as usize % 9)
+        )
+    };
+    let text: String = (0..40).map(line).collect();
+    let right = all(&pair().open_bytes(text.as_bytes()).unwrap()).unwrap();
+    let parts: Vec<&[u8]> = text.as_bytes().chunks(350).collect();
+    for packing in 0..3 {
+        let whole = packed(packing, &parts);
+        let lines = pair().open_bytes(&whole[..]).unwrap();
+        assert_eq!(all(&lines).unwrap(), right);
+        assert_eq!(
+            packing > 0,
+            lines.plans.is_some_and(|plans| plans.all.len() > 1)
+        );
+        for at in 0..whole.len() {
+            let found = pair()
+                .open_bytes(&whole[..at])
+                .and_then(|lines| all(&lines));
+            // A file cut between two lines, of compressed ones between two members, is a shorter one.
+            if let Ok(rows) = found {
+                assert_eq!(rows, right[..rows.len()]);
+                assert!(
+                    packing > 0 || whole[..at + 1].ends_with(b"\n") || whole[..at].ends_with(b"\n")
+                );
+            }
+            if packing > 0 {
+                let mut flipped = whole.clone();
+                flipped[at] ^= 1 << (at % 8);
+                let strict = pair()
+                    .open_bytes(&flipped[..])
+                    .and_then(|lines| all(&lines));
+                assert!(
+                    strict.is_err() || strict.is_ok_and(|rows| rows == right),
+                    "byte {at}"
+                );
+                let lenient = pair().skip_damage(true).open_bytes(flipped);
+                for row in lenient.and_then(|lines| all(&lines)).unwrap_or_default() {
+                    assert!(right.contains(&row), "byte {at} of packing {packing}");
+                }
+            }
+        }
+    }
+}
+
 proptest! {
+    #[test]
+    fn lines_in_members_are_those_of_the_plain_file(
+        texts in prop::collection::vec((any_text(), any::<u32>(), 0_u8..6), 1..60),
+        sizes in prop::collection::vec(1_usize..900, 1..12),
+        packing in 0_u8..3,
+        ends in any::<bool>(),
+    ) {
+        let mut file = String::new();
+        let mut right = Vec::new();
+        let mut empty = 0;
+        for (text, number, style) in &texts {
+            write_text("n", *style, { file += "{"; &mut file });
+            file += &format!(":{number},\"t\":");
+            write_text(text, *style, &mut file);
+            file += if style & 1 == 1 { "}\r\n" } else { "}\n" };
+            right.push(vec![text.clone().into_bytes(), number.to_ne_bytes().to_vec()]);
+            if *style == 5 {
+                file += " \n";
+                empty += 1;
+            }
+        }
+        let file = if ends { file.as_str() } else { file.trim_end() };
+        let empty = if ends || texts.last().is_some_and(|last| last.2 != 5) { empty } else { empty - 1 };
+        let mut parts = Vec::new();
+        let mut rest = file.as_bytes();
+        for size in sizes.iter().cycle() {
+            let (part, more) = rest.split_at((*size).min(rest.len()));
+            parts.push(part);
+            rest = more;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        let lines = pair().open_bytes(packed(packing, &parts)).unwrap();
+        prop_assert_eq!(all(&lines).unwrap(), right);
+        prop_assert_eq!(lines.left_out().values().sum::<u64>(), empty);
+    }
+
     #[test]
     fn texts_are_those_of_a_naive_walk(members in prop::collection::vec(any_tree(), 1..5), style in 0_u8..8) {
         let keys = ["a", "b", "c.d", "a", "b"];

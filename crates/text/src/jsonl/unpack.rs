@@ -36,7 +36,7 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 pub(super) const FIELDS: usize = 4;
 
 /// Unpacked bytes of the frames of a chunk, if they are small.
-const GROUP: u64 = 8 << 20;
+const GROUP: u64 = if cfg!(test) { 600 } else { 8 << 20 };
 
 /// Unpacked bytes per step, and compressed bytes.
 const BLOCK: usize = 256 << 10;
