@@ -87,8 +87,9 @@ PACKINGS = {
 
 def rows_of(loader):
     for batch in loader:
+        batch = {name: array.copy() for name, array in batch.items()}
         for row in range(len(batch["ok"])):
-            yield {name: batch[name][row] for name in batch}
+            yield {name: array[row] for name, array in batch.items()}
 
 
 def same(row, right):
