@@ -247,8 +247,11 @@ impl JsonlBuilder {
             return Ok(vec![Take::Line]);
         }
         if self.fields.len() > Spec::FIELDS_MAX {
-            let (count, max) = (self.fields.len(), Spec::FIELDS_MAX);
-            return bad(format!("{count} fields, at most {max} are possible"));
+            let count = self.fields.len();
+            return bad(format!(
+                "{count} fields, at most {} are possible",
+                Spec::FIELDS_MAX
+            ));
         }
         (0..self.fields.len())
             .map(|number| self.take(number))
@@ -382,7 +385,7 @@ impl LineWalk {
 
     /// Adds the line, whose text ends at `end`, and goes to the next one.
     fn end(&mut self, end: u64, next: u64, rows: &mut Rows) -> Result<()> {
-        let (start, number) = (self.start, self.number);
+        let Self { start, number, .. } = *self;
         let len = end - start.min(end);
         let damage =
             |kind, what: &str| Damage::new(kind, start, len, 1, format!("line {number}: {what}"));

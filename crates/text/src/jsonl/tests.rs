@@ -1,3 +1,5 @@
+//! Lines, values and files against tables and naive oracles.
+
 use super::json::{DEPTH_MAX, check};
 use super::path::KeyPath;
 use super::value::{Numbers, Take};

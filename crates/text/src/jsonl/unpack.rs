@@ -281,7 +281,8 @@ pub(super) fn walk(
     let failure = loop {
         let more = unpacked.read_into(&mut lines);
         let done = !matches!(more, Ok(true));
-        let (frames, packing) = (&unpacked.frames, unpacked.packing);
+        let frames = &unpacked.frames;
+        let packing = unpacked.packing;
         let cut = more.is_err();
         lines.split(u64::MAX, done && !cut, |line| {
             number += 1;
@@ -534,10 +535,8 @@ impl<B: Compressed> Unpacked<B> {
     /// what is no frame or has a wrong checksum; those of the file.
     fn read_into(&mut self, lines: &mut Splitter) -> Result<bool> {
         loop {
-            if let Member::Between(_) = self.member {
-                if !self.begin(lines.at)? {
-                    return Ok(false);
-                }
+            if matches!(self.member, Member::Between(_)) && !self.begin(lines.at)? {
+                return Ok(false);
             }
             let start = self.frames.last().map_or(0, |frame| frame.start);
             let room = lines.room();

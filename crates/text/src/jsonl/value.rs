@@ -209,8 +209,7 @@ impl Numbers {
             None if self.varies => {}
             None => out.resize(self.row_bytes, 0),
             Some(at) if self.varies => {
-                let (first, inner) = (self.dims[0], &self.dims[1..]);
-                list(line, at, first, inner, parse, out)?;
+                list(line, at, self.dims[0], &self.dims[1..], parse, out)?;
             }
             Some(at) => array(line, at, &self.dims, parse, out)?,
         }
