@@ -427,6 +427,7 @@ fn datasets_and_prepare_open_no_path_themselves() {
         ("crates/formats/src", None),
         ("crates/parquet/src", None),
         ("crates/prepare/src", None),
+        ("crates/text/src", None),
     ];
     for (src, top) in fences {
         let modules = modules(src);

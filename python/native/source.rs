@@ -5,9 +5,9 @@ use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Mds, Megatron, Missing, Mix, Npy,
-    Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder, TfRecord,
-    Tokens,
+    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Jsonl, Mds, Megatron, Missing,
+    Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder,
+    TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Each, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
@@ -832,6 +832,7 @@ impl Source {
             }),
             "tar" => Arc::new(self.tar()?.open(path)?),
             "tfrecord" => Arc::new(self.tfrecord()?.open(path)?),
+            "jsonl" => Arc::new(self.jsonl()?.open(path)?),
             "parquet" => Arc::new(self.parquet(path)?),
             "npy" => Arc::new(self.npy(path)?),
             "npz" => Arc::new(self.npz(path)?),
@@ -880,14 +881,18 @@ impl Source {
 
     fn refuse_elements(&self) -> Result<()> {
         let pictures = self.image.iter().flat_map(Names::all);
-        let names: Vec<&String> = pictures.chain(self.columns.iter().flatten()).collect();
+        let columns = self.columns.iter().flatten();
+        let columns = columns.map(|column| &column[..name_end(column)]);
+        let names: Vec<&str> = pictures.map(String::as_str).chain(columns).collect();
         match &self.elements {
-            Some(UpTo::Each(each)) => match each.keys().find(|name| !names.contains(name)) {
-                Some(name) => Err(config(format!(
-                    "elements names {name:?}, image and columns do not: name it in one of them, too"
-                ))),
-                None => Ok(()),
-            },
+            Some(UpTo::Each(each)) => {
+                match each.keys().find(|name| !names.contains(&name.as_str())) {
+                    Some(name) => Err(config(format!(
+                        "elements names {name:?}, image and columns do not: name it in one of them, too"
+                    ))),
+                    None => Ok(()),
+                }
+            }
             Some(UpTo::All(_)) if self.kind == "parquet" && self.image.is_none() => Err(config(
                 "elements is a number for image, which is missing: of columns give a dict from name to number",
             )),
@@ -909,7 +914,7 @@ impl Source {
                 self.columns
                     .iter()
                     .flatten()
-                    .filter_map(|column| column.split(':').next())
+                    .map(|column| column.split_at(name_end(column)).0)
             };
             if let Some(name) = each
                 .keys()
@@ -929,7 +934,11 @@ impl Source {
             ("cut", self.cut.is_some(), &["megatron"]),
             ("flat", self.flat.is_some(), &["npy", "npz"]),
             ("raw", self.raw.is_some(), &["mds"]),
-            ("missing_zero", self.missing_zero.is_some(), &["tfrecord"]),
+            (
+                "missing_zero",
+                self.missing_zero.is_some(),
+                &["tfrecord", "jsonl"],
+            ),
             ("context_only", self.context_only.is_some(), &["tfrecord"]),
             ("seq_len", self.seq_len.is_some(), &["tokens", "megatron"]),
             (
@@ -950,16 +959,28 @@ impl Source {
             (
                 "columns",
                 self.columns.is_some(),
-                &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"],
+                &[
+                    "tar",
+                    "tfrecord",
+                    "jsonl",
+                    "parquet",
+                    "npz",
+                    "safetensors",
+                    "mds",
+                ],
             ),
-            ("elements", self.elements.is_some(), &["tar", "parquet"]),
+            (
+                "elements",
+                self.elements.is_some(),
+                &["tar", "jsonl", "parquet"],
+            ),
             ("stack", self.stack.is_some(), &["parquet"]),
             ("rows", self.rows.is_some(), &["npy", "npz"]),
             (
                 "up_to",
                 self.up_to.is_some(),
                 &[
-                    "megatron", "tar", "tfrecord", "parquet", "mds", "npy", "npz",
+                    "megatron", "tar", "tfrecord", "jsonl", "parquet", "mds", "npy", "npz",
                 ],
             ),
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
@@ -969,7 +990,7 @@ impl Source {
         let index: Owned<'_> = (
             "index_file",
             self.index_file.is_some(),
-            &["tar", "tfrecord", "tokens"],
+            &["tar", "tfrecord", "jsonl", "tokens"],
         );
         match given
             .iter()
@@ -1069,11 +1090,34 @@ impl Source {
             })
     }
 
+    /// Columns are `PATH:TYPE:COUNT`, as in [`Self::field`], or `PATH:bytes` and `PATH:json`.
+    fn jsonl(&self) -> Result<feedline::dataset::JsonlBuilder> {
+        let mut builder = Jsonl::builder().missing_zero(self.missing_zero == Some(true));
+        if let Some(file) = &self.index_file {
+            builder = builder.index_file(file);
+        }
+        let columns = self.columns.as_deref().unwrap_or_default();
+        columns.iter().try_fold(builder, |builder, column| {
+            let (path, kind) = column.split_at(name_end(column));
+            Ok(match (kind, self.elements(path, false)) {
+                (":bytes", Some(max)) => builder.texts(path, max),
+                (":bytes", None) if path.contains("[]") => {
+                    return Err(config(format!(
+                        "{column:?} is a list: elements={{{path:?}: NUMBER}}, its most texts, is missing"
+                    )));
+                }
+                (":bytes", None) => builder.text(path),
+                (":json", _) => builder.json(path),
+                _ => builder.numbers(self.field(column)?, path),
+            })
+        })
+    }
+
     /// A field by its words: `label` is one i64, `boxes:f32:4` four floats, `image:u8:28x28` an
     /// array, and `ids:i64:?` any number up to `up_to`.
     fn field(&self, words: &str) -> Result<Field> {
-        let mut parts = words.splitn(3, ':');
-        let name = parts.next().unwrap_or_default();
+        let (name, rest) = words.split_at(name_end(words));
+        let mut parts = rest.splitn(3, ':').skip(1);
         let kind = parts.next().unwrap_or("i64");
         let count = parts.next();
         let dims = match (
@@ -1200,19 +1244,32 @@ impl Source {
     }
 }
 
+/// Where the name in a column's words ends: at a colon that is not in quotes.
+fn name_end(words: &str) -> usize {
+    let mut quoted = false;
+    let mut escaped = false;
+    let end = words.bytes().position(|byte| {
+        quoted ^= byte == b'"' && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        byte == b':' && !quoted
+    });
+    end.unwrap_or(words.len())
+}
+
 /// Most tokens of a document that is packed.
 const DOCUMENT_MAX: usize = 1 << 30;
 
 /// Endings of pictures.
 const PICTURES: [&str; 8] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif"];
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "images",
     "records",
     "tokens",
     "megatron",
     "tar",
     "tfrecord",
+    "jsonl",
     "parquet",
     "npy",
     "npz",

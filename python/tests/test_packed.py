@@ -1,5 +1,6 @@
 """Rows of whole documents: the same as packing by hand, and the same loss as of single documents."""
 
+import gzip
 import io
 import json
 import re
@@ -259,6 +260,12 @@ def streaming(path, documents):
     return path
 
 
+def lines(path, documents):
+    text = "".join(json.dumps({"tokens": document.tolist()}) + "\n" for document in documents).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
 def flat(path, documents):
     """The documents but the empty ones, each ended by token 9."""
     np.concatenate([np.append(document, 9) for document in documents]).astype(np.int32).tofile(path)
@@ -271,8 +278,11 @@ DOORS = {
     "webdataset": (fn.webdataset, shards, {"columns": ["tokens:i32:?"]}),
     "mds": (fn.mds, streaming, {"raw": ["tokens:i32:?"]}),
     "tfrecord": (fn.tfrecord, records, {"columns": ["tokens:i64:?"]}),
+    "jsonl": (fn.jsonl, lines, {"columns": ["tokens:i32:?"]}),
+    "jsonl, gzip": (fn.jsonl, lines, {"columns": ["tokens:i32:?"]}),
 }
 ENDINGS = {"parquet": "parquet", "large lists": "parquet", "webdataset": "tar", "mds": "mds", "tfrecord": "tfrecord"}
+ENDINGS |= {"jsonl": "jsonl", "jsonl, gzip": "jsonl.gz"}
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -68,6 +68,7 @@ DATASETS = {
     "Megatron": "megatron",
     "Tar": "webdataset",
     "TfRecord": "tfrecord",
+    "Jsonl": "jsonl",
     "Parquet": "parquet",
     "Npy": "npy",
     "Npz": "npz",
@@ -106,7 +107,8 @@ def test_every_format_and_wrapper_has_a_name_here():
     text = (SRC / "dataset" / "mod.rs").read_text()
     exported = {name for line in re.findall(r"pub use [^;]*;", text) for name in re.findall(r"\b[A-Z]\w+", line)}
     assert set(DATASETS) <= exported
-    files = [*(ROOT / "crates/formats/src").rglob("*.rs"), ROOT / "crates/parquet/src/lib.rs"]
+    folders = (ROOT / "crates/formats/src", ROOT / "crates/text/src")
+    files = [*(file for folder in folders for file in folder.rglob("*.rs")), ROOT / "crates/parquet/src/lib.rs"]
     names = {"mod": lambda file: file.parent.name, "lib": lambda file: file.parents[1].name}
     openers = {names.get(file.stem, lambda file: file.stem)(file) for file in files if "pub fn open(" in file.read_text()}
     assert openers == {name.lower() for name in DATASETS}

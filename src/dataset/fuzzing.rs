@@ -77,6 +77,13 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
     }
 }
 
+/// Whether a line is one object, and the text at `path` in it, if both are right. `None` for a wrong
+/// path.
+#[cfg(feature = "text")]
+pub fn json(line: &[u8], path: &str) -> Option<(bool, Option<Vec<u8>>)> {
+    feedline_text::fuzz(line, path)
+}
+
 /// Number of formats whose header parser accepts these bytes.
 pub fn headers(bytes: &[u8]) -> usize {
     let blob = Blob::memory(Bytes::copy_from_slice(bytes));

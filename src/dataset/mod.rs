@@ -158,4 +158,7 @@ pub use feedline_formats::{
 #[cfg(feature = "parquet")]
 #[doc(inline)]
 pub use feedline_parquet::{FileColumn, FileValues, Nulls, Parquet, ParquetBuilder};
+#[cfg(feature = "text")]
+#[doc(inline)]
+pub use feedline_text::{Jsonl, JsonlBuilder};
 pub use wrap::*;

@@ -69,6 +69,10 @@ pub const WORKLOADS: &[Workload] = &[
     workload("mds, zstd", mds_zstd, windowed, Nonsense),
     #[cfg(feature = "parquet")]
     workload("parquet", parquet, windowed, Nonsense),
+    #[cfg(feature = "text")]
+    workload("jsonl", jsonl, plain, Nonsense),
+    #[cfg(feature = "text")]
+    workload("jsonl, gzip", jsonl_gzip, windowed, Nonsense),
     workload("chunks", chunks, windowed, Nonsense),
     workload("safetensors", safetensors, plain, Nothing),
     workload("checked records", checked, plain, EveryBit),
@@ -262,6 +266,50 @@ fn parquet(_: &Dir) -> Arc<dyn Dataset> {
         .columns(["i64", "emb"])
         .chunk_bytes(5000);
     Arc::new(builder.open(fixture("parquet/plain.parquet")).unwrap())
+}
+
+/// Lines with text, numbers and escapes.
+#[cfg(feature = "text")]
+fn lines(file: u64) -> String {
+    let line = |k: u64| {
+        let ids = noise(10 + k as usize, 10 * file + k);
+        format!(
+            "{{\"text\": \"line {k}\\n{}\", \"ids\": {ids:?}}}\n",
+            "x".repeat(90)
+        )
+    };
+    (0..6).map(line).collect()
+}
+
+#[cfg(feature = "text")]
+fn of_lines(dir: &Dir) -> Arc<dyn Dataset> {
+    let ids = Field::up_to("ids", DType::I32, 40);
+    let builder = feedline::dataset::Jsonl::builder().numbers(ids, "ids");
+    Arc::new(builder.index(false).open(dir.path("data")).unwrap())
+}
+
+#[cfg(feature = "text")]
+fn jsonl(dir: &Dir) -> Arc<dyn Dataset> {
+    for file in 0..2 {
+        dir.write(&format!("data/{file}.jsonl"), lines(file).as_bytes());
+    }
+    of_lines(dir)
+}
+
+/// Two members a file, one line in both.
+#[cfg(feature = "text")]
+fn jsonl_gzip(dir: &Dir) -> Arc<dyn Dataset> {
+    for file in 0..3 {
+        let lines = lines(file);
+        let mut packed = Vec::new();
+        for part in [&lines[..500], &lines[500..]] {
+            let mut member = flate2::write::GzEncoder::new(&mut packed, Default::default());
+            std::io::Write::write_all(&mut member, part.as_bytes()).unwrap();
+            member.finish().unwrap();
+        }
+        dir.write(&format!("data/{file}.jsonl.gz"), &packed);
+    }
+    of_lines(dir)
 }
 
 fn chunks(dir: &Dir) -> Arc<dyn Dataset> {

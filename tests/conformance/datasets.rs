@@ -302,6 +302,10 @@ fn sources() -> Vec<(&'static [&'static str], &'static str, Open)> {
         (&[], "tfrecord/plain.tfrecord", |path| {
             Ok(Box::new(TfRecord::open(path)?))
         }),
+        #[cfg(feature = "text")]
+        (&["jsonl", "ndjson"], "jsonl/small.jsonl", |path| {
+            Ok(Box::new(feedline::dataset::Jsonl::open(path)?))
+        }),
         #[cfg(feature = "parquet")]
         (&["parquet", "parq", "pq"], "parquet/tiny.parquet", |path| {
             Ok(Box::new(feedline::dataset::Parquet::open(path)?))

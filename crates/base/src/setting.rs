@@ -73,6 +73,7 @@ settings! {
     IntsFeature: "TfRecordBuilder::ints";
     JoinColumns: "TableBuilder::columns";
     JoinKey: "Table::builder";
+    JsonText: "JsonlBuilder::json";
     Keep: "keep";
     LastBatch: "last_batch(LastBatch::{})";
     LastBatchShare: "last_batch_share({})";
@@ -106,6 +107,8 @@ settings! {
     Strict: "strict(false)";
     Substitute: "on_bad_sample";
     TarFields: "Tar::builder";
+    Text: "JsonlBuilder::text";
+    Texts: "JsonlBuilder::texts";
     Token: "Tokens::builder(DType::{})";
     UpTo: "up_to";
     Vocabulary: "vocabulary({})";

@@ -1217,6 +1217,34 @@ class Loader(_Native, Generic[Out]):
         return cls("tfrecord", path, **own, **settings)
 
     @classmethod
+    def jsonl(
+        cls,
+        path: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        elements: Mapping[str, int] | None = None,
+        up_to: int | Mapping[str, int] | None = None,
+        missing_zero: bool | None = None,
+        index_file: Path | None = None,
+        **settings: Unpack[Source],
+    ) -> Self:
+        """JSON lines: one object a line, in plain files, or in gzip or zstd files (.gz, .zst). Without `columns` the field
+        `line` has each line as it is stored.
+
+        Columns are values by key: "text:bytes" a string, "meta.label" one integer, "x:f32:4" four floats, "ids:i32:?" any number
+        up to `up_to`, "tools:json" any value as it is stored; '"a.b".c:i64' quotes a key. Strings are bytes in UTF-8 up to
+        `up_to` (by default the longest line); lengths are in NAME.lens. "messages[].content:bytes" is a list of texts:
+        give elements={NAME: NUMBER} and the most bytes of a text, up_to={NAME: NUMBER}: [elements, up_to] bytes, with the
+        length of each text in NAME.sizes.
+
+        `missing_zero`: values that are missing or null are zeros, or of length 0. An index of the lines is kept beside each
+        file (NAME.fdx), or in `index_file`. Plain files are read in any order; compressed ones in chunks.
+        """
+        own: dict[str, Any] = {"columns": columns, "elements": elements, "up_to": up_to}
+        own |= {"missing_zero": missing_zero, "index_file": index_file}
+        return cls("jsonl", path, **own, **settings)
+
+    @classmethod
     def mds(
         cls,
         path: Paths,

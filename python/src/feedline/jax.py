@@ -44,6 +44,7 @@ __all__ = [
     "delta",
     "iceberg",
     "tfrecord",
+    "jsonl",
     "mds",
     "npy",
     "npz",
@@ -444,6 +445,7 @@ parquet = Loader.parquet
 delta = Loader.delta
 iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
+jsonl = Loader.jsonl
 mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz

@@ -27,6 +27,7 @@ __all__ = [
     "delta",
     "iceberg",
     "tfrecord",
+    "jsonl",
     "mds",
     "npy",
     "npz",
@@ -64,6 +65,7 @@ parquet = Loader.parquet
 delta = Loader.delta
 iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
+jsonl = Loader.jsonl
 mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -49,6 +50,7 @@ __all__ = [
     "delta",
     "iceberg",
     "images",
+    "jsonl",
     "megatron",
     "mds",
     "micro",
@@ -210,8 +212,8 @@ def _order(loader: _Loader[Any], source: str, settings: dict[str, Any]) -> list[
         return []
     if len(names) == 1 or (len(names) == 2 and settings.get("size") is not None) or source == "dataset":
         return names if source != "dataset" or all(name.isdigit() for name in names) else []
-    # A tfrecord's column may have its type behind a colon.
-    columns = [column.split(":")[0] for column in _settings.plain(settings.get("columns")) or ()]
+    # A column may have its type behind a colon; keys of JSON lines may hold one in quotes.
+    columns = [re.split(r':(?=(?:[^"]*"[^"]*")*[^"]*$)', column)[0] for column in _settings.plain(settings.get("columns")) or ()]
     return columns if sorted(columns) == sorted(names) else []
 
 
@@ -379,6 +381,7 @@ parquet = Loader.parquet
 delta = Loader.delta
 iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
+jsonl = Loader.jsonl
 mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz

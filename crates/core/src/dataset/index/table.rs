@@ -29,7 +29,7 @@ pub struct Entry {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// CRC32C of the bytes; meaningless in an index without checksums.
+    /// CRC32C of the bytes; in an index without checksums, any number of the format's own.
     pub crc: u32,
 }
 
@@ -140,6 +140,17 @@ impl Rows {
         }
         self.entries.extend_from_slice(entries);
         Ok(())
+    }
+
+    /// Adds a row of entries that are numbers of the format's own, not places in the shard.
+    /// Errors: [`ErrorKind::User`] if the number of entries differs from the number of fields.
+    #[doc(hidden)]
+    pub fn push_numbers(&mut self, entries: &[Entry]) -> Result<()> {
+        let shard = std::mem::replace(&mut self.shard, u64::MAX);
+        let entries: Vec<_> = entries.iter().copied().map(Some).collect();
+        let pushed = self.push(&entries);
+        self.shard = shard;
+        pushed
     }
 
     /// Number of samples so far.
