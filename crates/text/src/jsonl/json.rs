@@ -218,16 +218,17 @@ impl Walk<'_> {
         }
     }
 
+    fn digits(&mut self) -> Result<()> {
+        let rest = &self.line[self.at..];
+        let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        if count == 0 {
+            return Err(expected("a digit", self.line, self.at));
+        }
+        self.at += count;
+        Ok(())
+    }
+
     fn number(&mut self) -> Result<()> {
-        let digits = |walk: &mut Self| {
-            let rest = &walk.line[walk.at..];
-            let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-            if count == 0 {
-                return Err(expected("a digit", walk.line, walk.at));
-            }
-            walk.at += count;
-            Ok(())
-        };
         if self.peek() == Some(b'-') {
             self.at += 1;
             if self.peek() == Some(b'I') {
@@ -241,18 +242,18 @@ impl Walk<'_> {
                     return Err(bad(self.at - 1, "a number begins with 0"));
                 }
             }
-            _ => digits(self)?,
+            _ => self.digits()?,
         }
         if self.peek() == Some(b'.') {
             self.at += 1;
-            digits(self)?;
+            self.digits()?;
         }
         if let Some(b'e' | b'E') = self.peek() {
             self.at += 1;
             if let Some(b'+' | b'-') = self.peek() {
                 self.at += 1;
             }
-            digits(self)?;
+            self.digits()?;
         }
         Ok(())
     }
@@ -304,8 +305,11 @@ fn flat_len(bytes: &[u8]) -> usize {
 #[inline]
 fn run_len(bytes: &[u8], ends: impl Fn(u8) -> bool) -> usize {
     let (blocks, _) = bytes.as_chunks::<16>();
-    let is_plain = |block: &&[u8; 16]| !block.iter().fold(false, |any, byte| any | ends(*byte));
-    let plain = 16 * blocks.iter().take_while(is_plain).count();
+    let plain = blocks
+        .iter()
+        .take_while(|block| !block.iter().fold(false, |any, byte| any | ends(*byte)))
+        .count();
+    let plain = 16 * plain;
     let rest = &bytes[plain..];
     let end = rest.iter().position(|byte| ends(*byte));
     plain + end.unwrap_or(rest.len())

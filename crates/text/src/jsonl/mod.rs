@@ -242,16 +242,15 @@ impl JsonlBuilder {
     }
 
     fn takes(&self) -> Result<Vec<Take>> {
-        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.is_empty() {
             return Ok(vec![Take::Line]);
         }
         if self.fields.len() > Spec::FIELDS_MAX {
             let count = self.fields.len();
-            return bad(format!(
+            return Err(refused(format!(
                 "{count} fields, at most {} are possible",
                 Spec::FIELDS_MAX
-            ));
+            )));
         }
         (0..self.fields.len())
             .map(|number| self.take(number))
@@ -259,25 +258,24 @@ impl JsonlBuilder {
     }
 
     fn take(&self, number: usize) -> Result<Take> {
-        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let (field, words, kind) = &self.fields[number];
         let name = &field.name;
         let mut before = self.fields[..number].iter();
         if before.any(|(other, ..)| other.name == *name) {
-            return bad(format!("two fields are called `{name}`"));
+            return Err(refused(format!("two fields are called `{name}`")));
         }
         let path = KeyPath::parse(words)?;
         Ok(match kind {
             JsonlKind::Text | JsonlKind::Json if path.is_list() => {
                 let how = Setting::Texts.hint(|texts| format!(": read it by {texts}"));
-                return bad(format!("path {words:?} leads to a list{how}"));
+                return Err(refused(format!("path {words:?} leads to a list{how}")));
             }
             JsonlKind::Text => Take::Text(path),
             JsonlKind::Json => Take::Json(path),
             JsonlKind::Texts(_) if !path.is_list() => {
-                return bad(format!(
+                return Err(refused(format!(
                     "path {words:?} leads to one value: add [] behind the list, as in \"{words}[]\""
-                ));
+                )));
             }
             JsonlKind::Texts(max) => Take::Texts(path, *max),
             JsonlKind::Numbers => {
@@ -634,4 +632,8 @@ pub fn fuzz(line: &[u8], path: &str) -> Option<(bool, Option<Vec<u8>>)> {
     let mut buffer = Vec::new();
     let text = Take::Text(path).open(line, true, &mut buffer);
     Some((is_object, text.ok().map(<[u8]>::to_vec)))
+}
+
+fn refused(message: String) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, message)
 }

@@ -32,32 +32,34 @@ pub struct KeyPath {
     steps: Vec<PathStep>,
 }
 
+fn wrong(words: &str, what: &str) -> Error {
+    let message = format!("path {words:?}: {what}");
+    Error::new(ErrorKind::Config, Stage::Index, message)
+}
+
 impl KeyPath {
     /// Errors: [`ErrorKind::Config`].
     pub fn parse(words: &str) -> Result<Self> {
-        let wrong = |what: &str| {
-            let message = format!("path {words:?}: {what}");
-            Error::new(ErrorKind::Config, Stage::Index, message)
-        };
         let mut steps = Vec::new();
         let mut rest = words;
         loop {
             let key = match rest.starts_with('"') {
                 true => {
-                    let end = quoted_len(rest).ok_or_else(|| wrong("a quote without its end"))?;
+                    let end =
+                        quoted_len(rest).ok_or_else(|| wrong(words, "a quote without its end"))?;
                     let mut key = Vec::new();
                     json::check(format!("{{{}:0}}", &rest[..end]).as_bytes())
                         .and_then(|()| json::unescape(rest.as_bytes(), 0, &mut key))
-                        .map_err(|error| wrong(error.message()))?;
+                        .map_err(|error| wrong(words, error.message()))?;
                     rest = &rest[end..];
-                    String::from_utf8(key).map_err(|_| wrong("a key that is not UTF-8"))?
+                    String::from_utf8(key).map_err(|_| wrong(words, "a key that is not UTF-8"))?
                 }
                 false => {
                     let end = rest.find(['.', '[', ']', '"', ':']).unwrap_or(rest.len());
                     let key = rest[..end].to_string();
                     rest = &rest[end..];
                     if key.is_empty() {
-                        return Err(wrong("a key is missing"));
+                        return Err(wrong(words, "a key is missing"));
                     }
                     key
                 }
@@ -66,11 +68,14 @@ impl KeyPath {
             while let Some(inner) = rest.strip_prefix('[') {
                 let (number, behind) = inner
                     .split_once(']')
-                    .ok_or_else(|| wrong("a [ without its ]"))?;
+                    .ok_or_else(|| wrong(words, "a [ without its ]"))?;
                 steps.push(match number {
                     "" => PathStep::Each,
                     number => PathStep::At(number.parse().map_err(|_| {
-                        wrong("in [] goes nothing, for every element, or the number of one")
+                        wrong(
+                            words,
+                            "in [] goes nothing, for every element, or the number of one",
+                        )
                     })?),
                 });
                 rest = behind;
@@ -80,11 +85,11 @@ impl KeyPath {
             }
             rest = rest
                 .strip_prefix('.')
-                .ok_or_else(|| wrong("quote keys with . [ ] : or \", as in \"a.b\".c"))?;
+                .ok_or_else(|| wrong(words, "quote keys with . [ ] : or \", as in \"a.b\".c"))?;
         }
         match steps.len() {
             0..=STEPS_MAX => Ok(Self { steps }),
-            _ => Err(wrong("too many steps")),
+            _ => Err(wrong(words, "too many steps")),
         }
     }
 

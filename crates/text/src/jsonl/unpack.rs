@@ -26,7 +26,7 @@ use feedline_core::dataset::index::{Entry, Index, Rows, Scan};
 use feedline_core::dataset::starts::Starts;
 use feedline_core::dataset::{ChunkBuf, ChunkBytes, Damage, DamageKind};
 use feedline_core::decode::Scratch;
-use feedline_core::storage::Extent;
+use feedline_core::storage::{Extent, SourceId};
 use flate2::bufread::GzDecoder;
 use std::io::{self, BufRead, Cursor, Read};
 use std::path::Path;
@@ -98,20 +98,26 @@ pub(super) struct Plan {
     pub(super) line: u64,
 }
 
+fn line_damage(kind: DamageKind, at: u64, line: u64, what: &str) -> Damage {
+    Damage::new(kind, at, 0, 1, format!("line {line}: {what}"))
+}
+
+/// The numbers of a chunk in the index.
+fn entry(index: &Index, chunk: u64, field: usize) -> Result<(SourceId, Entry)> {
+    index.entry(chunk, field)?.ok_or_else(|| {
+        let message = "a chunk without its numbers: delete the index file";
+        Error::new(ErrorKind::Decode, Stage::Index, message)
+    })
+}
+
 impl Plans {
     pub(super) fn of(index: &Index) -> Result<Self> {
         let mut all = Vec::with_capacity(index.len() as usize);
         for number in 0..index.len() {
-            let entry = |field| -> Result<_> {
-                index.entry(number, field)?.ok_or_else(|| {
-                    let message = "a chunk without its numbers: delete the index file";
-                    Error::new(ErrorKind::Decode, Stage::Index, message)
-                })
-            };
-            let (source, place) = entry(0)?;
-            let (_, lines) = entry(1)?;
-            let (_, values) = entry(2)?;
-            let (_, more) = entry(3)?;
+            let (source, place) = entry(index, number, 0)?;
+            let (_, lines) = entry(index, number, 1)?;
+            let (_, values) = entry(index, number, 2)?;
+            let (_, more) = entry(index, number, 3)?;
             all.push(Plan {
                 extent: Extent {
                     source,
@@ -293,18 +299,20 @@ pub(super) fn walk(
             let frame = frames.partition_point(|frame| frame.start <= line.start) - 1;
             let place = &frames[frame];
             let mut text = line.bytes;
-            let damage = |kind, what: &str| {
-                Damage::new(kind, place.at, 0, 1, format!("line {number}: {what}"))
-            };
             if number == 1 {
                 text = &text[bom_len(text)..];
                 if let Some(what) = foreign(text) {
-                    rows.damage(damage(DamageKind::Unsupported, what));
+                    rows.damage(line_damage(DamageKind::Unsupported, place.at, number, what));
                     return Ok(());
                 }
             }
             if line.is_long {
-                rows.damage(damage(DamageKind::Unsupported, too_long().message()));
+                rows.damage(line_damage(
+                    DamageKind::Unsupported,
+                    place.at,
+                    number,
+                    too_long().message(),
+                ));
                 if let Some(plan) = &mut current {
                     plan.line_max = LINE_MAX as u64;
                 }
@@ -317,18 +325,16 @@ pub(super) fn walk(
                         true => DamageKind::Cut,
                         false => DamageKind::Header,
                     };
-                    rows.damage(damage(kind, error.message()));
+                    rows.damage(line_damage(kind, place.at, number, error.message()));
                     return Ok(());
                 }
             };
             // Frames are gathered until a line begins behind enough of them.
-            let is_full = |plan: &mut LinePlan| match packing {
+            let full = current.take_if(|plan| match packing {
                 Packing::Plain => line.start - plan.start >= GROUP,
                 _ => frame > plan.frame && place.start - frames[plan.frame].start >= GROUP,
-            };
-            if let Some(full) = current.take_if(is_full) {
-                plans.push(full);
-            }
+            });
+            plans.extend(full);
             let plan = current.get_or_insert(LinePlan {
                 start: line.start,
                 frame,
