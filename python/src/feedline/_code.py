@@ -6,7 +6,6 @@ workers call decoders and datasets at once, and `map_batch` in turn.
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 import warnings
@@ -19,12 +18,7 @@ __all__ = ["BatchArrays", "PythonCostWarning"]
 
 
 class PythonCostWarning(RuntimeWarning):
-    """Samples pass through Python code, one at a time. Not in Python without the GIL."""
-
-
-def _warn(words: str) -> None:
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
-        warnings.warn(words, PythonCostWarning, stacklevel=5)
+    """Samples pass through Python code, one at a time."""
 
 
 class BatchArrays(dict[str, Any]):
@@ -100,7 +94,8 @@ def decoders(given: Mapping[str, tuple[Callable[..., Any], Any, Any]]) -> list[A
             raise TypeError(f"decoders: {name!r} has {function!r}: give a function of bytes and a seed")
     if entries:
         names = ", ".join(given)
-        _warn(f"a Python function decodes {names}: it is called for each sample and holds the GIL; `report()` shows the cost")
+        words = f"a Python function decodes {names}: it is called for each sample and holds the GIL; `report()` shows the cost"
+        warnings.warn(words, PythonCostWarning, stacklevel=4)
     shaped = {name: (function, dtype, plain(shape)) for name, (function, dtype, shape) in entries}
     return [(_decoder(name, *of), (name, element(of[1]), of[2])) for name, of in shaped.items()]
 
@@ -157,9 +152,11 @@ def samples(dataset: Any, name: str) -> tuple[Any, ...]:
                 raise ValueError(f"{key!r} of sample {index} is {here}; of sample 0 {there}")
         return tuple(numpy.ascontiguousarray(sample[key]).tobytes() for key in first)
 
-    _warn(
+    warnings.warn(
         f"each sample is made by Python code of {name}, which took {1e3 * took:.3g} ms for the last one: as far as it holds "
-        f"the GIL, no more than {1 / max(took, 1e-7):.3g} samples/s. feedline's own formats do not need the GIL"
+        f"the GIL, no more than {1 / max(took, 1e-7):.3g} samples/s. feedline's own formats do not need the GIL",
+        PythonCostWarning,
+        stacklevel=4,
     )
     return call, count, name, fields, check
 
