@@ -25,6 +25,7 @@ from standin import Gpu, Taken, alone
 import feedline
 from feedline import IMAGENET, Loader, to_numpy
 
+import conftest  # noqa: F401 (this file is also run by itself)
 import demo
 
 RECORD = 48

@@ -409,6 +409,7 @@ def everything(loader, epoch=1):
 
 
 def png(path):
+    import conftest  # noqa: F401 (this file is also run by itself)
     import demo
 
     pixels = np.random.default_rng(3).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)

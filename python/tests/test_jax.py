@@ -424,6 +424,7 @@ def test_a_child_has_none_of_the_loaders(folder):
 
 
 def test_labels_and_tokens_have_the_bits_of_jax(tmp_path):
+    import conftest  # noqa: F401 (this file is also run by itself)
     import demo
 
     demo.write(tmp_path / "pictures", per_class=3)

@@ -63,7 +63,7 @@ fn a_line_is_one_object_or_an_error_with_its_place() {
         (br#"{"a":01}"#, Decode, 5),
         (br#"{"a":1.}"#, Decode, 7),
         (br#"{"a":+1}"#, Decode, 5),
-        (br#"{"a":tru}"#, Decode, 5),
+        (br#"{"a":nul}"#, Decode, 5),
         (br#"{"a":"\x"}"#, Decode, 6),
         (br#"{"a":"\u12g4"}"#, Decode, 6),
         (b"{\"a\":\"\t\"}", Decode, 6),
