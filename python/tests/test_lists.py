@@ -187,7 +187,7 @@ def test_a_list_is_refused_with_a_way_out(tmp_path):
         ("parquet", {"image": "images", "elements": 3, "patches": (8, 9)}, "lists of pictures have one size"),
         ("webdataset", {"image": "frames.*.png"}, "is of a list: give the maximum number of elements with `elements`"),
         ("webdataset", {"image": "png", "elements": 3}, "elements is for members with numbers"),
-        ("images", {"elements": 3}, "elements is for source tar, parquet, not"),
+        ("images", {"elements": 3}, "elements is for source tar, jsonl, parquet, not"),
     ]:
         size = {"size": 8} if "image" in settings and "patches" not in settings else {}
         with pytest.raises((ConfigError, TypeError), match=re.escape(words)):
