@@ -5,8 +5,7 @@ from typing_extensions import Self, disjoint_base
 
 from ._tensors import Batch
 
-__all__ = ["Epoch", "Loader",
-    "Observer", "Tensor", "_bound", "_cores", "_enter", "_leave", "_used_on", "_xla_handler", "_xla_stream", "__version__", "ramp", "state_at",
+__all__ = ["Epoch", "Loader", "Observer", "Tensor", "_bound", "_cores", "_enter", "_leave", "_used_on", "_xla_handler", "_xla_stream", "__version__", "ramp", "state_at",
            "state_trained"]
 
 __version__: str
