@@ -80,17 +80,13 @@ impl Diagnosis {
     pub fn of(observation: &Observation) -> Self {
         let shares = Shares::of(observation);
         let (cause, also) = decide(&shares);
-        let case = Case {
-            shares: &shares,
-            cause,
-        };
         Self {
             version: Self::VERSION,
             rate: shares.rate,
             cause,
             also,
             starved_share: shares.starved,
-            strength: case.strength(also),
+            strength: strength(&shares, cause, also),
             evidence: evidence::of(&shares, cause),
             advice: advice::of(&shares, cause),
         }
@@ -275,47 +271,39 @@ fn thin(why: impl Into<String>) -> Strength {
     Strength::Thin { why: why.into() }
 }
 
-/// A diagnosis that is being made.
-struct Case<'c> {
-    shares: &'c Shares<'c>,
-    cause: Cause,
-}
-
-impl Case<'_> {
-    fn strength(&self, also: Option<Cause>) -> Strength {
-        let shares = self.shares;
-        let consumer = &shares.seen.consumer;
-        if self.cause == Cause::WorkerStart {
-            return match consumer.epochs {
-                ..=2 => thin(format!("{} epochs are few", consumer.epochs)),
-                _ if consumer.total_ns < STEADY_LEAST_NS => thin("the epochs are too short"),
-                _ => Strength::Strong,
-            };
-        }
-        if !shares.has_enough() {
-            return thin(format!("{} batches are too few", consumer.steady_batches));
-        }
-        if consumer.steady_ns < STEADY_LEAST_NS {
-            let ms = consumer.steady_ns / 1_000_000;
-            return thin(format!("{ms} ms are too short"));
-        }
-        let measured = matches!(self.cause, Cause::NotStarved | Cause::CpuQuota);
-        if !measured && shares.looks() < LOOKS_LEAST {
-            let looks = shares.looks();
-            return thin(format!("the workers were looked at {looks} times"));
-        }
-        if !measured && shares.places.are_unknown() {
-            return thin("the kernel does not tell what the workers wait for");
-        }
-        let clear = match self.cause {
-            Cause::NotStarved => shares.starved < 0.5 * FED,
-            Cause::Unknown => return thin("no measurement explains the waits"),
-            _ => shares.starved >= 2.0 * FED,
+/// The confidence in a cause.
+fn strength(shares: &Shares<'_>, cause: Cause, also: Option<Cause>) -> Strength {
+    let consumer = &shares.seen.consumer;
+    if cause == Cause::WorkerStart {
+        return match consumer.epochs {
+            ..=2 => thin(format!("{} epochs are few", consumer.epochs)),
+            _ if consumer.total_ns < STEADY_LEAST_NS => thin("the epochs are too short"),
+            _ => Strength::Strong,
         };
-        if clear && also.is_none() {
-            Strength::Strong
-        } else {
-            Strength::Fair
-        }
+    }
+    if !shares.has_enough() {
+        return thin(format!("{} batches are too few", consumer.steady_batches));
+    }
+    if consumer.steady_ns < STEADY_LEAST_NS {
+        let ms = consumer.steady_ns / 1_000_000;
+        return thin(format!("{ms} ms are too short"));
+    }
+    let measured = matches!(cause, Cause::NotStarved | Cause::CpuQuota);
+    if !measured && shares.looks() < LOOKS_LEAST {
+        let looks = shares.looks();
+        return thin(format!("the workers were looked at {looks} times"));
+    }
+    if !measured && shares.places.are_unknown() {
+        return thin("the kernel does not tell what the workers wait for");
+    }
+    let clear = match cause {
+        Cause::NotStarved => shares.starved < 0.5 * FED,
+        Cause::Unknown => return thin("no measurement explains the waits"),
+        _ => shares.starved >= 2.0 * FED,
+    };
+    if clear && also.is_none() {
+        Strength::Strong
+    } else {
+        Strength::Fair
     }
 }

@@ -1,8 +1,7 @@
 //! The machine between two moments: its cores, quota and devices, as this process sees them.
 
 use crate::observation::Machine;
-use crate::process::Task;
-use feedline_report::meter::Cpu;
+use feedline_report::meter::{Cpu, device_bytes};
 use std::time::Instant;
 
 /// Counters at a moment.
@@ -14,11 +13,10 @@ pub struct Moment {
 
 impl Moment {
     pub fn now() -> Self {
-        let own = Task::Process(std::process::id());
         Self {
             at: Instant::now(),
             cpu: Cpu::now(),
-            device_bytes: own.bytes().unwrap_or_default().device,
+            device_bytes: device_bytes().unwrap_or(0),
         }
     }
 

@@ -324,12 +324,12 @@ impl<'s> Watch<'s> {
             else {
                 continue;
             };
-            let before = self.threads.insert(thread, (cpu, delay, true));
+            let before = self.threads.get(&thread).copied();
+            let worked = before.is_none_or(|(before, ..)| cpu > before);
+            self.threads.insert(thread, (cpu, delay, worked));
             let Some((cpu_before, delay_before, _)) = before else {
                 continue;
             };
-            let worked = cpu > cpu_before;
-            self.threads.insert(thread, (cpu, delay, worked));
             if counts && worked {
                 self.add_thread(thread, cpu - cpu_before, delay.saturating_sub(delay_before));
             }
