@@ -5,7 +5,7 @@
 
 use crate::codes::Cause;
 use crate::observation::LoaderKind;
-use crate::shares::{HALF, Shares};
+use crate::shares::{CROWDED, HALF, Shares};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -238,8 +238,16 @@ pub fn more_workers(shares: &Shares<'_>) -> Option<Advice> {
     };
     let cores = shares.seen.machine.cores as usize;
     let free = ((shares.idle_cores + freed) / each + 0.2).floor() as usize;
+    let idle = format!("{:.1} cores are idle", shares.idle_cores);
     if free == 0 && now < cores {
-        return Some(shared_cores(shares, cores));
+        // Nobody knows the gain on cores that others use as well.
+        let others = format!("other programs use {:.1} cores", shares.other_cores);
+        let why = if shares.other_cores >= CROWDED {
+            others
+        } else {
+            idle
+        };
+        return Some(workers(shares, cores, &why));
     }
     let wanted = now + free;
     if free == 0 || wanted > 4 * cores {
@@ -252,29 +260,22 @@ pub fn more_workers(shares: &Shares<'_>) -> Option<Advice> {
     } else {
         (wanted as f64 / now as f64).min(step_limit(shares))
     };
-    let idle = format!("{:.1} cores are idle", shares.idle_cores);
-    let Some((names, _)) = names(facts.kind).zip(facts.workers) else {
-        let text = format!("more workers or parallel calls of the loader: {idle}");
-        return Some(Advice::new(Remedy::Workers, text));
-    };
-    let text = format!("{}={wanted}: {idle}", names.workers);
-    let advice = Advice::new(Remedy::Workers, text).gaining(shares, 0.8 * factor);
-    Some(advice.set(names.workers, Value::Count(wanted as u64)))
+    let advice = workers(shares, wanted, &idle);
+    Some(match advice.setting {
+        Some(_) => advice.gaining(shares, 0.8 * factor),
+        None => advice,
+    })
 }
 
-/// As many workers as cores, which other programs use as well: nobody knows the gain.
-fn shared_cores(shares: &Shares<'_>, cores: usize) -> Advice {
+/// So many workers, as far as the loader's present number is known.
+fn workers(shares: &Shares<'_>, wanted: usize, why: &str) -> Advice {
     let facts = &shares.seen.loader;
-    let others = format!(
-        "the loader is always at work, and other programs use {:.1} of {cores} cores",
-        shares.other_cores
-    );
     let Some((names, _)) = names(facts.kind).zip(facts.workers) else {
-        let text = format!("more workers or parallel calls of the loader: {others}");
+        let text = format!("more workers or parallel calls of the loader: {why}");
         return Advice::new(Remedy::Workers, text);
     };
-    let text = format!("{}={cores}: {others}", names.workers);
-    Advice::new(Remedy::Workers, text).set(names.workers, Value::Count(cores as u64))
+    let text = format!("{}={wanted}: {why}", names.workers);
+    Advice::new(Remedy::Workers, text).set(names.workers, Value::Count(wanted as u64))
 }
 
 /// More workers for waits, which take no core.
