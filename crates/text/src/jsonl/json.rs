@@ -132,7 +132,12 @@ impl Walk<'_> {
                     objects >>= 1;
                 }
                 Some(b'"') => self.string()?,
-                Some(b'-' | b'0'..=b'9') => self.number()?,
+                Some(b'-' | b'0'..=b'9') => {
+                    if objects & 1 == 0 && depth > 0 {
+                        self.ids();
+                    }
+                    self.number()?;
+                }
                 Some(b't') => self.word("true")?,
                 Some(b'f') => self.word("false")?,
                 Some(b'n') => self.word("null")?,
@@ -218,6 +223,25 @@ impl Walk<'_> {
         }
     }
 
+    /// Skips the first whole numbers of up to 6 digits in a list, up to the last one of such a run:
+    /// token ids, eight bytes at once.
+    fn ids(&mut self) {
+        while let Some(bytes) = self.line[self.at..].first_chunk() {
+            let (_, digits) = small_number(bytes);
+            let has_zeros = bytes[0] == b'0' && digits > 1;
+            if !matches!(digits, 1..=6) || has_zeros || bytes[digits] != b',' {
+                return;
+            }
+            let next = self.at + digits + 1;
+            let next = next + usize::from(bytes[digits + 1] == b' ');
+            // Whatever else follows is for the slow way.
+            if !self.line.get(next).is_some_and(u8::is_ascii_digit) {
+                return;
+            }
+            self.at = next;
+        }
+    }
+
     fn digits(&mut self) -> Result<()> {
         let rest = &self.line[self.at..];
         let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -265,6 +289,26 @@ impl Walk<'_> {
         }
         Ok(())
     }
+}
+
+/// The number of the leading digits, and how many they are: 8 at most.
+#[inline]
+pub fn small_number(bytes: &[u8; 8]) -> (u32, usize) {
+    const HIGH: u64 = 0xf0f0_f0f0_f0f0_f0f0;
+    const ZEROS: u64 = 0x3030_3030_3030_3030;
+    let word = u64::from_le_bytes(*bytes);
+    // The high half of a digit is 3, also of one that is 6 more. A carry changes later bytes only.
+    let others = (word & HIGH ^ ZEROS) | (word.wrapping_add(0x0606_0606_0606_0606) & HIGH ^ ZEROS);
+    let digits = others.trailing_zeros() as usize / 8;
+    if digits == 0 {
+        return (0, 0);
+    }
+    // Zeros come before the first digit. Then pairs, fours and eights are added up.
+    let number = (word & !HIGH) << (64 - 8 * digits);
+    let number = number.wrapping_mul(10).wrapping_add(number >> 8) & 0x00ff_00ff_00ff_00ff;
+    let number = number.wrapping_mul(100).wrapping_add(number >> 16) & 0x0000_ffff_0000_ffff;
+    let number = number.wrapping_mul(10_000).wrapping_add(number >> 32);
+    (number as u32, digits)
 }
 
 /// Offset of the first byte at or behind `at` that is no space.

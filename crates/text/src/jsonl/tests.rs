@@ -433,6 +433,26 @@ fn flipped_or_cut_files_lose_nothing_unsaid() {
     }
 }
 
+/// Mostly whole numbers, sometimes what no list has.
+fn numbers_in_a_list() -> impl Strategy<Value = String> {
+    let number = prop_oneof![8 => "0|[1-9][0-9]{0,8}", 1 => "-1|0[0-9]|[0-9]\\.5|[eE\\]a\u{ff}]"];
+    let between = prop_oneof![20 => Just(","), 10 => Just(", "), 1 => Just(" ,"), 1 => Just(",  "), 1 => Just(",,"), 1 => Just("")];
+    let parts = prop::collection::vec((between, number), 0..40);
+    parts.prop_map(|parts| {
+        parts
+            .into_iter()
+            .enumerate()
+            .map(|(place, (between, number))| {
+                if place == 0 {
+                    number
+                } else {
+                    format!("{between}{number}")
+                }
+            })
+            .collect()
+    })
+}
+
 proptest! {
     #[test]
     fn lines_in_members_are_those_of_the_plain_file(
@@ -494,6 +514,19 @@ proptest! {
         let each = Take::Texts(KeyPath::parse("a[]").unwrap(), 10);
         let found = opened(&each, line.as_bytes(), false).ok().map(|framed| texts(&framed));
         prop_assert_eq!(found, list(tree.get("a")));
+    }
+
+    #[test]
+    fn lists_of_numbers_are_read_as_by_another_parser(list in numbers_in_a_list()) {
+        let line = format!("{{\"a\":[{list}]}}");
+        let right = serde_json::from_str::<serde_json::value::Value>(&line);
+        prop_assert_eq!(check(line.as_bytes()).is_ok(), right.is_ok(), "{}", line);
+        let whole = right.ok().and_then(|value| serde_json::from_value::<Vec<i32>>(value["a"].clone()).ok());
+        let read = opened(&numbers(Field::up_to("a", DType::I32, 50), "a"), line.as_bytes(), false);
+        if whole.is_some() || check(line.as_bytes()).is_ok() {
+            let read = read.ok().map(|bytes| bytes.chunks(4).map(|four| i32::from_ne_bytes(four.try_into().unwrap())).collect::<Vec<_>>());
+            prop_assert_eq!(read, whole, "{}", line);
+        }
     }
 
     #[test]

@@ -287,6 +287,15 @@ fn parser(dtype: DType) -> Parse {
     macro_rules! integer {
         ($kind:ty) => {
             |line, at, out| {
+                // Token ids and labels: eight bytes at once.
+                let bytes = line.get(at..).and_then(<[u8]>::first_chunk);
+                if let Some((small, digits @ 1..=7)) = bytes.map(json::small_number)
+                    && !matches!(line[at + digits], b'.' | b'e' | b'E')
+                    && let Ok(number) = <$kind>::try_from(small)
+                {
+                    out.extend_from_slice(&number.to_ne_bytes());
+                    return Ok(at + digits);
+                }
                 let (number, end) = integer(line, at)?;
                 let number = number.and_then(|number| <$kind>::try_from(number).ok());
                 let number =
