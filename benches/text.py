@@ -8,10 +8,12 @@ loaders take turns; printed are the median and the least and greatest ratio to f
 """
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -96,6 +98,15 @@ def rate(batches, seconds=5):
     return rows / (now - (start or begin))
 
 
+def measured(command):
+    """What it prints. The worker processes of some loaders outlive an epoch that was left: they end here."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
+        answer = child.stdout.readline()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    return float(answer)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=LOADERS)
@@ -108,14 +119,13 @@ def main():
     path, loaders = MAKERS[args.what](args.folder), LOADERS[args.what]
     if args.one:
         print(rate(loaders[args.one](path)))
-        # The worker processes of some loaders would outlive an epoch that was left.
         sys.stdout.flush()
         os._exit(0)
     rates = {name: [] for name in args.only or loaders}
     for _ in range(args.pairs):
         for name in rates:
             command = [sys.executable, __file__, args.what, args.folder, "--one", name]
-            rates[name].append(float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split()[-1]))
+            rates[name].append(measured(command))
     first = next(iter(rates))
     for name, own in rates.items():
         ratios = sorted(mine / other for mine, other in zip(rates[first], own))
