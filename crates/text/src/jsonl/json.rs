@@ -122,8 +122,9 @@ impl Walk<'_> {
                     self.space();
                     // `]` is two behind `[`, and `}` behind `{`.
                     if self.peek() != Some(bracket + 2) {
-                        if bracket == b'{' {
-                            self.key()?;
+                        match bracket {
+                            b'{' => self.key()?,
+                            _ => self.at = after_whole_numbers(self.line, self.at),
                         }
                         continue;
                     }
@@ -132,12 +133,7 @@ impl Walk<'_> {
                     objects >>= 1;
                 }
                 Some(b'"') => self.string()?,
-                Some(b'-' | b'0'..=b'9') => {
-                    if objects & 1 == 0 && depth > 0 {
-                        self.ids();
-                    }
-                    self.number()?;
-                }
+                Some(b'-' | b'0'..=b'9') => self.number()?,
                 Some(b't') => self.word("true")?,
                 Some(b'f') => self.word("false")?,
                 Some(b'n') => self.word("null")?,
@@ -223,25 +219,6 @@ impl Walk<'_> {
         }
     }
 
-    /// Skips the first whole numbers of up to 6 digits in a list, up to the last one of such a run:
-    /// token ids, eight bytes at once.
-    fn ids(&mut self) {
-        while let Some(bytes) = self.line[self.at..].first_chunk() {
-            let (_, digits) = small_number(bytes);
-            let has_zeros = bytes[0] == b'0' && digits > 1;
-            if !matches!(digits, 1..=6) || has_zeros || bytes[digits] != b',' {
-                return;
-            }
-            let next = self.at + digits + 1;
-            let next = next + usize::from(bytes[digits + 1] == b' ');
-            // Whatever else follows is for the slow way.
-            if !self.line.get(next).is_some_and(u8::is_ascii_digit) {
-                return;
-            }
-            self.at = next;
-        }
-    }
-
     fn digits(&mut self) -> Result<()> {
         let rest = &self.line[self.at..];
         let count = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -289,6 +266,42 @@ impl Walk<'_> {
         }
         Ok(())
     }
+}
+
+/// Offset of the last value of those at the start of a list that are whole numbers, with a comma and
+/// at most one space between them: most of a list of token ids, checked eight bytes at once.
+fn after_whole_numbers(line: &[u8], at: usize) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const LOW: u64 = 0x7f * ONES;
+    // The high bit of each byte that is less than `end`.
+    let below = |word: u64, end: u64| !((word & LOW) + (0x80 - end) * ONES | word) & !LOW;
+    let (words, _) = line[at..].as_chunks::<8>();
+    // High bits of the bytes before these.
+    let mut after_digit = 0;
+    let mut after_comma = 0x80;
+    let mut after_zero = 0;
+    let mut len = 0;
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        let digits = below(word ^ u64::from(b'0') * ONES, 10);
+        let zeros = below(word ^ u64::from(b'0') * ONES, 1);
+        let commas = below(word ^ u64::from(b',') * ONES, 1);
+        let spaces = below(word ^ u64::from(b' ') * ONES, 1);
+        let after_digits = digits << 8 | after_digit;
+        let first_zeros = zeros & !after_digits;
+        let good = digits & !(first_zeros << 8 | after_zero)
+            | commas & after_digits
+            | spaces & (commas << 8 | after_comma);
+        if good != !LOW {
+            break;
+        }
+        after_digit = digits >> 56;
+        after_comma = commas >> 56;
+        after_zero = first_zeros >> 56;
+        len += 8;
+    }
+    let run = &line[at..at + len];
+    memchr::memrchr(b',', run).map_or(at, |comma| at + comma + 1)
 }
 
 /// The number of the leading digits, and how many they are: 8 at most.
@@ -403,58 +416,61 @@ pub fn after_value(line: &[u8], at: usize) -> usize {
     }
 }
 
-/// Place of the value of the last member with this key, in the object that begins at `at`.
-pub fn member(line: &[u8], at: usize, key: &str) -> Option<usize> {
+/// Place of the value of the last member with this key, in the object that begins at `at`, and the
+/// offset behind the object.
+pub fn member(line: &[u8], at: usize, key: &str) -> (Option<usize>, usize) {
     let mut last = None;
-    members(line, at, |name, value| {
+    let end = members(line, at, |name, value| {
         if is_key(name, key) {
             last = Some(value);
         }
     });
-    last
+    (last, end)
 }
 
 /// Calls `each` with every key of the object that begins at `at`, with its quotes, and with the
-/// place of its value.
-pub fn members<'a>(line: &'a [u8], at: usize, mut each: impl FnMut(&'a [u8], usize)) {
+/// place of its value. Returns the offset behind the object.
+pub fn members<'a>(line: &'a [u8], at: usize, mut each: impl FnMut(&'a [u8], usize)) -> usize {
     let mut at = after_space(line, at + 1);
     while line.get(at) == Some(&b'"') {
         let end = after_string(line, at);
         let colon = after_space(line, end);
         let value = after_space(line, colon + 1);
         if value >= line.len() {
-            return;
+            return line.len();
         }
         each(&line[at..end], value);
         at = after_space(line, after_value(line, value));
-        if line.get(at) != Some(&b',') {
-            return;
-        }
-        at = after_space(line, at + 1);
-    }
-}
-
-/// Calls `each` with the place of every element of the list that begins at `at`. Returns how many
-/// there are.
-///
-/// Errors: the first of `each`.
-pub fn elements(
-    line: &[u8],
-    at: usize,
-    mut each: impl FnMut(usize, usize) -> Result<()>,
-) -> Result<usize> {
-    let mut count = 0;
-    let mut at = after_space(line, at + 1);
-    while line.get(at).is_some_and(|byte| *byte != b']') {
-        each(count, at)?;
-        count += 1;
-        at = after_space(line, after_value(line, at));
         if line.get(at) != Some(&b',') {
             break;
         }
         at = after_space(line, at + 1);
     }
-    Ok(count)
+    at + 1
+}
+
+/// Calls `each` with the number and the place of every element of the list that begins at `at`; it
+/// returns the offset behind the element if it knows. Returns how many there are, and the offset
+/// behind the list.
+///
+/// Errors: the first of `each`.
+pub fn elements(
+    line: &[u8],
+    at: usize,
+    mut each: impl FnMut(usize, usize) -> Result<Option<usize>>,
+) -> Result<(usize, usize)> {
+    let mut count = 0;
+    let mut at = after_space(line, at + 1);
+    while line.get(at).is_some_and(|byte| *byte != b']') {
+        let end = each(count, at)?.unwrap_or_else(|| after_value(line, at));
+        count += 1;
+        at = after_space(line, end);
+        if line.get(at) != Some(&b',') {
+            break;
+        }
+        at = after_space(line, at + 1);
+    }
+    Ok((count, at + 1))
 }
 
 /// Whether a key, with its quotes, is this one.

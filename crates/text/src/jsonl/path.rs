@@ -125,7 +125,7 @@ impl KeyPath {
             missing,
             each,
         };
-        walk.go(start, 0)
+        walk.go(start, 0).map(|_| ())
     }
 
     /// The path up to a step, for people.
@@ -166,48 +166,52 @@ struct PathWalk<'a> {
 }
 
 impl PathWalk<'_> {
-    /// Goes on from the value at `at`, behind `done` steps.
-    fn go(&mut self, at: usize, done: usize) -> Result<()> {
+    /// Goes on from the value at `at`, behind `done` steps. Returns the offset behind it if the walk
+    /// came there.
+    fn go(&mut self, at: usize, done: usize) -> Result<Option<usize>> {
         let line = self.line;
         if line.get(at) == Some(&b'n') {
-            return self.none(at, done, || "is null".into());
+            return self.none(at, done, || "is null".into()).map(|()| None);
         }
-        match self.steps.get(done) {
-            None => (self.each)(Some(at)),
-            Some(PathStep::Key(key)) => match line.get(at) {
-                Some(b'{') => match json::member(line, at, key) {
-                    Some(value) => self.go(value, done + 1),
+        let end = match (self.steps.get(done), line.get(at)) {
+            (None, _) => {
+                (self.each)(Some(at))?;
+                return Ok(None);
+            }
+            (Some(PathStep::Key(key)), Some(b'{')) => {
+                let (value, end) = json::member(line, at, key);
+                match value {
+                    Some(value) => _ = self.go(value, done + 1)?,
                     None => self.none(at, done + 1, || {
                         format!("is missing; the object has {}", keys(line, at))
-                    }),
-                },
-                _ => Err(self.wrong(at, done, "an object")),
-            },
-            Some(PathStep::Each) => match line.get(at) {
-                Some(b'[') => {
-                    json::elements(line, at, |_, element| self.go(element, done + 1)).map(|_| ())
+                    })?,
                 }
-                _ => Err(self.wrong(at, done, "a list")),
-            },
-            Some(PathStep::At(number)) => match line.get(at) {
-                Some(b'[') => {
-                    let mut found = None;
-                    let count = json::elements(line, at, |place, element| {
-                        if place == *number {
-                            found = Some(element);
-                        }
-                        Ok(())
-                    })?;
-                    match found {
-                        Some(element) => self.go(element, done + 1),
-                        None => self.none(at, done + 1, || {
-                            format!("is missing; the list has {count} elements")
-                        }),
+                end
+            }
+            (Some(PathStep::Each), Some(b'[')) => {
+                let (_, end) = json::elements(line, at, |_, element| self.go(element, done + 1))?;
+                end
+            }
+            (Some(PathStep::At(number)), Some(b'[')) => {
+                let mut found = None;
+                let (count, end) = json::elements(line, at, |place, element| {
+                    if place == *number {
+                        found = Some(element);
                     }
+                    Ok(None)
+                })?;
+                match found {
+                    Some(element) => _ = self.go(element, done + 1)?,
+                    None => self.none(at, done + 1, || {
+                        format!("is missing; the list has {count} elements")
+                    })?,
                 }
-                _ => Err(self.wrong(at, done, "a list")),
-            },
-        }
+                end
+            }
+            (Some(PathStep::Key(_)), _) => return Err(self.wrong(at, done, "an object")),
+            (Some(_), _) => return Err(self.wrong(at, done, "a list")),
+        };
+        Ok(Some(end))
     }
 
     /// Nothing is there, behind `done` steps.

@@ -435,8 +435,8 @@ fn flipped_or_cut_files_lose_nothing_unsaid() {
 
 /// Mostly whole numbers, sometimes what no list has.
 fn numbers_in_a_list() -> impl Strategy<Value = String> {
-    let number = prop_oneof![8 => "0|[1-9][0-9]{0,8}", 1 => "-1|0[0-9]|[0-9]\\.5|[eE\\]a\u{ff}]"];
-    let between = prop_oneof![20 => Just(","), 10 => Just(", "), 1 => Just(" ,"), 1 => Just(",  "), 1 => Just(",,"), 1 => Just("")];
+    let number = prop_oneof![40 => "0|[1-9][0-9]{0,8}", 1 => "-1|0[0-9]|[0-9]\\.5|[eE\\]a\u{ff}]"];
+    let between = prop_oneof![80 => Just(","), 40 => Just(", "), 1 => Just(" ,"), 1 => Just(",  "), 1 => Just(",,"), 1 => Just(" "), 1 => Just("")];
     let parts = prop::collection::vec((between, number), 0..40);
     parts.prop_map(|parts| {
         parts
