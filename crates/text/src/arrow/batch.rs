@@ -18,6 +18,9 @@ use std::collections::HashMap;
 /// Offsets that are read at once.
 const STEP: u64 = 8192;
 
+/// Of every row where its value is; `None` for a null.
+pub(super) type Entries = Vec<Option<Entry>>;
+
 /// A range of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
@@ -189,7 +192,7 @@ impl Cursor<'_> {
 
 /// The values of dictionaries, by their ids.
 #[derive(Default)]
-pub(super) struct Dictionaries(HashMap<i64, Vec<Option<Entry>>>);
+pub(super) struct Dictionaries(HashMap<i64, Entries>);
 
 impl Dictionaries {
     /// Adds a dictionary, if a column that is taken has it.
@@ -250,7 +253,7 @@ impl Resolved<'_> {
         arrays: &Arrays,
         dictionaries: &Dictionaries,
         input: &mut Scan<'_>,
-    ) -> Result<Vec<Option<Entry>>, Fault> {
+    ) -> Result<Entries, Fault> {
         self.find(arrays, dictionaries, input)
             .map_err(|fault| match fault {
                 Fault::Damage(kind, what) => {
@@ -265,7 +268,7 @@ impl Resolved<'_> {
         arrays: &Arrays,
         dictionaries: &Dictionaries,
         input: &mut Scan<'_>,
-    ) -> Result<Vec<Option<Entry>>, Fault> {
+    ) -> Result<Entries, Fault> {
         let mut chain = vec![&arrays.all[self.number]];
         for child in &self.structs {
             chain.push(&chain[chain.len() - 1].children[*child]);
@@ -502,9 +505,9 @@ impl Rows<'_, '_> {
         array: &Array,
         column: &Column,
         dictionaries: &Dictionaries,
-    ) -> Result<Vec<Option<Entry>>, Fault> {
+    ) -> Result<Entries, Fault> {
         if let Some(dictionary) = column.dictionary {
-            return self.from_dictionary(array, dictionary, dictionaries);
+            return self.of_dictionary(array, dictionary, dictionaries);
         }
         if let Kind::Views = column.kind {
             return self.views(array);
@@ -542,7 +545,7 @@ impl Rows<'_, '_> {
     fn each(
         &mut self,
         mut entry: impl FnMut(&mut Self, [u64; 2]) -> Result<Option<Entry>, Fault>,
-    ) -> Result<Vec<Option<Entry>>, Fault> {
+    ) -> Result<Entries, Fault> {
         let count = self.valid.len();
         let mut entries = Vec::with_capacity(count);
         for row in 0..count {
@@ -559,7 +562,7 @@ impl Rows<'_, '_> {
         Ok(entries)
     }
 
-    fn bits(&mut self, array: &Array) -> Result<Vec<Option<Entry>>, Fault> {
+    fn bits(&mut self, array: &Array) -> Result<Entries, Fault> {
         let data = array.buffers[1];
         let last = *self.positions.last().expect("one more than rows");
         if last.div_ceil(8) > data.len {
@@ -579,7 +582,7 @@ impl Rows<'_, '_> {
         })
     }
 
-    fn views(&mut self, array: &Array) -> Result<Vec<Option<Entry>>, Fault> {
+    fn views(&mut self, array: &Array) -> Result<Entries, Fault> {
         let place = array.buffers[1];
         self.each(|rows, [number, _]| {
             let at = place.offset + number * 16;
@@ -612,12 +615,12 @@ impl Rows<'_, '_> {
         })
     }
 
-    fn from_dictionary(
+    fn of_dictionary(
         &mut self,
         array: &Array,
         dictionary: super::schema::Dictionary,
         dictionaries: &Dictionaries,
-    ) -> Result<Vec<Option<Entry>>, Fault> {
+    ) -> Result<Entries, Fault> {
         let place = array.buffers[1];
         let width = dictionary.index.size();
         let values = dictionaries

@@ -1,14 +1,14 @@
 //! The messages of a file: the schema, dictionaries and record batches of a stream, and the footer
 //! of a file.
 
-use super::batch::{Arrays, Dictionaries, Place};
+use super::batch::{Arrays, Dictionaries, Entries, Place};
 use super::plan::{Resolved, Take};
 use super::schema::Columns;
 use arrow_ipc::{
     Message, MessageHeader, MetadataVersion, RecordBatch, root_as_footer, root_as_message,
 };
 use feedline_base::error::Error;
-use feedline_core::dataset::index::{Entry, Rows, Scan};
+use feedline_core::dataset::index::{Rows, Scan};
 use feedline_core::dataset::{Damage, DamageKind};
 
 /// Maximum bytes of a message without its body, and of a footer.
@@ -187,7 +187,7 @@ impl Batch<'_> {
         columns: &Columns,
         takes: &[Resolved<'_>],
         dictionaries: &Dictionaries,
-    ) -> Result<(usize, Vec<Vec<Option<Entry>>>), Fault> {
+    ) -> Result<(usize, Vec<Entries>), Fault> {
         let arrays = Arrays::of(self.batch, self.found.body, &columns.all)?;
         let entries = takes
             .iter()
