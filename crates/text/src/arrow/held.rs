@@ -6,7 +6,7 @@ use feedline_base::error::{Error, Result, Stage};
 use feedline_core::dataset::index::{Entry, Index};
 use feedline_core::dataset::parallel;
 use feedline_core::storage::{Blob, SourceId};
-use feedline_core::tensor::{EncodedField, Encoding, Shape};
+use feedline_core::tensor::EncodedField;
 
 /// Maximum bytes of a row of a field that is held.
 const ROW_MAX: usize = 64;
@@ -47,14 +47,7 @@ pub(super) fn read(
 ) -> Result<Vec<Option<Held>>> {
     let mut held = Vec::with_capacity(schema.len());
     for (number, (field, take)) in schema.iter().zip(takes).enumerate() {
-        let row_bytes = match &field.encoding {
-            Encoding::Raw {
-                shape: Shape::Fixed(_),
-                ..
-            } => field.as_raw().map(|own| own.row_bytes()),
-            _ => None,
-        };
-        let all = row_bytes
+        let all = super::row_bytes(field)
             .filter(|bytes| *bytes <= ROW_MAX)
             .and_then(|bytes| {
                 let all = usize::try_from(index.len()).ok()?.checked_mul(bytes)?;

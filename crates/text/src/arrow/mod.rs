@@ -48,6 +48,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Maximum bytes of a row of a field in a fixed shape.
+const ROW_MAX: usize = 1 << 30;
+
 /// Dataset of Arrow IPC streams and files, as Hugging Face's `datasets` writes them: a sample is a
 /// row.
 ///
@@ -72,8 +75,10 @@ pub struct Arrow {
     takes: Vec<Take>,
     /// Values in memory, of fields with a few bytes.
     held: Vec<Option<Held>>,
-    /// Of every field a row of zeros, if all rows have the same size.
-    zeros: Vec<Vec<u8>>,
+    /// Of every field the bytes of a row, if all rows have the same size.
+    row_bytes: Vec<Option<usize>>,
+    /// For nulls.
+    zeros: Vec<u8>,
     null_zero: bool,
     opened_bytes_max: u64,
     name: String,
@@ -255,17 +260,14 @@ impl ArrowBuilder {
     ) -> Result<Arrow> {
         index.not_empty("there are no rows", &name)?;
         let held = held::read(&index, &schema, &takes, HELD_MAX)?;
-        let row_bytes = |field: &EncodedField| match &field.encoding {
-            Encoding::Raw {
-                shape: Shape::Fixed(_),
-                ..
-            } => field.as_raw().map(|own| own.row_bytes()),
-            _ => None,
-        };
-        let zeros = schema.iter().map(|field| match self.null_zero {
-            true => vec![0; row_bytes(field).unwrap_or(0)],
-            false => Vec::new(),
-        });
+        let row_bytes: Vec<Option<usize>> = schema.iter().map(row_bytes).collect();
+        let longest = row_bytes.iter().flatten().copied().max().unwrap_or(0);
+        if longest > ROW_MAX {
+            return Err(config(format!(
+                "a row of {longest} bytes, at most {ROW_MAX} are read"
+            )));
+        }
+        let zeros = vec![0; if self.null_zero { longest } else { 0 }];
         // Eight in a byte.
         let has_bits = takes.iter().any(|take| take.leaf == Leaf::Bits);
         let opened_bytes_max = match has_bits {
@@ -273,11 +275,12 @@ impl ArrowBuilder {
             false => 0,
         };
         Ok(Arrow {
-            zeros: zeros.collect(),
             index,
             schema,
             takes,
             held,
+            row_bytes,
+            zeros,
             null_zero: self.null_zero,
             opened_bytes_max,
             name,
@@ -285,14 +288,41 @@ impl ArrowBuilder {
     }
 }
 
+/// Bytes of each row of a field, if its shape is fixed.
+fn row_bytes(field: &EncodedField) -> Option<usize> {
+    match &field.encoding {
+        Encoding::Raw {
+            shape: Shape::Fixed(_),
+            ..
+        } => field.as_raw().map(|own| own.row_bytes()),
+        _ => None,
+    }
+}
+
 impl Arrow {
+    /// Number of bytes of a value; `None` for a row that cannot be a sample.
+    fn value_bytes(&self, field: usize, entry: Entry) -> Option<u64> {
+        match self.takes[field].leaf {
+            _ if entry.crc >= mark::UNEVEN => None,
+            Leaf::Bits => Some(mark::first_and_count(entry.crc).1 as u64),
+            _ => Some(entry.len),
+        }
+    }
+
+    fn fits(&self, field: usize, entry: Entry) -> bool {
+        let bytes = self.value_bytes(field, entry);
+        bytes.is_some_and(|bytes| self.row_bytes[field].is_none_or(|row| bytes == row as u64))
+    }
+
     /// The part of a field whose row is null or cannot be a sample.
     #[cold]
     fn without(&self, sample: u64, field: usize, entry: Option<Entry>) -> Result<&[u8]> {
         let name = &self.schema[field].name;
         let (shard, row) = self.index.locate(sample);
         let why = match entry {
-            None if self.null_zero => return Ok(&self.zeros[field]),
+            None if self.null_zero => {
+                return Ok(&self.zeros[..self.row_bytes[field].unwrap_or(0)]);
+            }
             None => {
                 let hint =
                     Setting::NullZero.hint(|setting| format!("; {setting} reads it as 0 or empty"));
@@ -310,19 +340,15 @@ impl Arrow {
             Some(Entry {
                 crc: mark::UNEVEN, ..
             }) => "lists within the list have other lengths".into(),
-            Some(entry) => match (&self.schema[field].encoding, self.takes[field].leaf) {
-                (Encoding::Raw { dtype, .. }, Leaf::Bits) => {
-                    format!(
-                        "{} values of {dtype}, another number is needed",
-                        mark::first_and_count(entry.crc).1
-                    )
-                }
-                (Encoding::Raw { dtype, .. }, _) => {
-                    let count = entry.len / dtype.size() as u64;
-                    format!("{count} values of {dtype}, another number is needed")
-                }
-                _ => "a wrong length".into(),
-            },
+            Some(entry) => {
+                let bytes = self.value_bytes(field, entry).unwrap_or(0);
+                let needed = self.row_bytes[field].unwrap_or(0) as u64;
+                let unit = match &self.schema[field].encoding {
+                    Encoding::Raw { dtype, .. } => dtype.size() as u64,
+                    _ => 1,
+                };
+                format!("{} values, {} are needed", bytes / unit, needed / unit)
+            }
         };
         let message = format!("row {row}: column `{name}`: {why}");
         Err(Error::new(ErrorKind::Shape, Stage::Read, message)
@@ -371,10 +397,7 @@ impl Dataset for Arrow {
             };
             let is_bits = take.leaf == Leaf::Bits;
             match entry {
-                Some(entry)
-                    if held.is_none()
-                        && (entry.crc == 0 || is_bits && entry.crc < mark::UNEVEN) =>
-                {
+                Some(entry) if held.is_none() && self.fits(field, entry) => {
                     let extent = Extent {
                         source,
                         offset: entry.offset,
@@ -424,12 +447,9 @@ impl Framed for Arrow {
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         let entry = self.index.entry(sample, field)?.map(|(_, entry)| entry);
-        Ok(Some(match (entry, self.takes[field].leaf) {
-            (None, _) => self.zeros[field].len() as u64,
-            (Some(entry), Leaf::Bits) if entry.crc < mark::UNEVEN => {
-                mark::first_and_count(entry.crc).1 as u64
-            }
-            (Some(entry), _) => entry.len,
+        Ok(Some(match entry {
+            None => self.row_bytes[field].unwrap_or(0) as u64,
+            Some(entry) => self.value_bytes(field, entry).unwrap_or(0),
         }))
     }
 

@@ -115,6 +115,10 @@ impl Wanted {
                 names.join(", ")
             )));
         };
+        let named = columns.all.iter().filter(|column| column.name == *name);
+        if named.count() > 1 {
+            return Err(config(format!("several columns are called `{name}`")));
+        }
         let (column, path) = match (&self.how, column.child("bytes")) {
             // `datasets` stores a picture as a structure of `bytes` and `path`.
             (How::Image, Some(bytes)) => (bytes, format!("{name}.bytes")),

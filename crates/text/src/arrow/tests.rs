@@ -132,7 +132,7 @@ fn what_is_not_read_is_refused_by_name() {
         (
             Arrow::builder().numbers(numbers(DType::I32, &[2])),
             1,
-            "1 values of i32, another number is needed",
+            "1 values, 2 are needed",
         ),
         (
             Arrow::builder().numbers(grid(&[2, 3])),

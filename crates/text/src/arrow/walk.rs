@@ -165,7 +165,8 @@ impl Batch<'_> {
             }
             Err(Fault::Damage(kind, message)) => {
                 let message = format!("record batch {}: {message}", self.number);
-                let samples = u64::try_from(self.batch.length()).unwrap_or(0);
+                // A shard has no more rows.
+                let samples = self.batch.length().clamp(0, u32::MAX.into()) as u64;
                 let Found { at, .. } = *self.found;
                 rows.damage(Damage::new(
                     kind,
