@@ -379,36 +379,29 @@ impl Dataset for Arrow {
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let mut row = [None; FIELDS_MAX];
-        let source = match self.held.iter().all(Option::is_some) {
-            true => None,
-            false => Some(self.index.row(sample, &mut row)?),
-        };
-        for (field, (held, take)) in self.held.iter().zip(&self.takes).enumerate() {
+        let mut source = None;
+        for (field, held) in self.held.iter().enumerate() {
             if let Some(bytes) = held.as_ref().and_then(|held| held.row(sample)) {
                 parts.inline(field, bytes);
                 continue;
             }
-            let (source, entry) = match source {
-                Some(source) => (source, row[field]),
-                None => match self.index.entry(sample, field)? {
-                    Some((source, entry)) => (source, Some(entry)),
-                    None => (SourceId::at(0), None),
-                },
+            let source = match source {
+                Some(source) => source,
+                None => *source.insert(self.index.row(sample, &mut row)?),
             };
-            let is_bits = take.leaf == Leaf::Bits;
-            match entry {
-                Some(entry) if held.is_none() && self.fits(field, entry) => {
-                    let extent = Extent {
-                        source,
-                        offset: entry.offset,
-                        len: entry.len,
-                    };
-                    match is_bits {
-                        true => parts.framed(field, extent),
-                        false => parts.extent(field, extent),
-                    }
-                }
-                entry => parts.inline(field, self.without(sample, field, entry)?),
+            let fitting = row[field].filter(|entry| self.fits(field, *entry));
+            let Some(Entry { offset, len, .. }) = fitting else {
+                parts.inline(field, self.without(sample, field, row[field])?);
+                continue;
+            };
+            let extent = Extent {
+                source,
+                offset,
+                len,
+            };
+            match self.takes[field].leaf {
+                Leaf::Bits => parts.framed(field, extent),
+                _ => parts.extent(field, extent),
             }
         }
         Ok(())

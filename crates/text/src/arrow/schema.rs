@@ -94,6 +94,12 @@ impl Column {
         children.find(|child| child.name == name)
     }
 
+    /// Whether the column or a part of it has this dictionary.
+    pub(super) fn has_dictionary(&self, id: i64) -> bool {
+        self.dictionary.is_some_and(|own| own.id == id)
+            || self.children.iter().any(|child| child.has_dictionary(id))
+    }
+
     /// The type, for people.
     pub(super) fn described(&self) -> String {
         let of = |child: Option<&Column>| child.map_or(String::new(), Self::described);

@@ -120,6 +120,11 @@ fn rows_of(
             }
             MessageHeader::DictionaryBatch => {
                 let dictionary = message.header_as_dictionary_batch().ok_or_else(no_header)?;
+                let id = dictionary.id();
+                if !columns.all.iter().any(|column| column.has_dictionary(id)) {
+                    let message = format!("dictionary {id}, which no column has");
+                    return Err(Fault::wrong(message));
+                }
                 dictionaries.add(dictionary, found.body, messages.input, &resolved)?;
             }
             MessageHeader::Schema => return Err(Fault::wrong("a second schema")),
