@@ -85,7 +85,7 @@ def test_saved_data_sets_and_caches_are_equal_to_datasets(hugging, tmp_path):
     ways = {
         "shards": data,
         "chosen": data.select(range(13, 600)).shuffle(seed=1).select([5, 3, 3, 99]),
-        "sorted": data.sort("half", reverse=True),
+        "sorted": data.sort("label", reverse=True),
         "slice": data.select(range(101, 300)),
         "joined": datasets.concatenate_datasets([data.select(range(9)), data.select(range(300, 310))]),
     }
@@ -111,7 +111,7 @@ def test_pictures_and_arrays_of_datasets_need_no_names(hugging, tmp_path):
     of = {"image": datasets.Image(), "grid": datasets.Array2D(shape=(2, 3), dtype="float32"), "label": datasets.Value("int64")}
     rows = [{"image": image.fromarray(pixels[k]), "grid": grids[k], "label": k} for k in range(20)]
     datasets.Dataset.from_list(rows, features=datasets.Features(of)).save_to_disk(tmp_path / "all")
-    for batch in fn.arrow(tmp_path / "all", size=16, augment=False, shuffle=3, **CPU):
+    for batch in fn.arrow(tmp_path / "all", size=(16, 16), shuffle=3, **CPU):
         labels = batch["label"].tolist()
         np.testing.assert_array_equal(batch["image"], pixels[labels])
         np.testing.assert_array_equal(batch["grid"], grids[labels])
@@ -126,7 +126,7 @@ def test_pictures_and_arrays_of_datasets_need_no_names(hugging, tmp_path):
     with pa.ipc.new_stream(tmp_path / "paths.arrow", table.schema) as out:
         out.write_table(table)
     with pytest.raises(Error, match=r"row 0: column `image`: null, or a picture that is stored as a path only"):
-        list(fn.arrow(tmp_path / "paths.arrow", image="image", size=16, **CPU))
+        list(fn.arrow(tmp_path / "paths.arrow", image="image", size=(16, 16), **CPU))
 
 
 def schema(string, lists):

@@ -166,10 +166,19 @@ fn swept(bytes: &[u8], skip: bool) -> Option<Vec<Result<Vec<Vec<u8>>>>> {
     Some((0..rows.len()).map(|k| read(&rows, k)).collect())
 }
 
+/// Every byte on request.
+fn step() -> usize {
+    match std::env::var_os("FEEDLINE_SWEEP") {
+        Some(_) => 1,
+        None => 5,
+    }
+}
+
 #[test]
 fn a_cut_is_an_error_and_leaves_the_rows_before_it() {
+    let step = step();
     for bytes in [STREAM, FILE] {
-        for len in 0..bytes.len() {
+        for len in (0..bytes.len()).rev().step_by(step) {
             assert!(swept(&bytes[..len], false).is_none(), "{len} bytes");
             for (k, row) in (0..).zip(swept(&bytes[..len], true).unwrap_or_default()) {
                 let expected: Option<Vec<_>> = expected(k).into_iter().collect();
@@ -182,25 +191,19 @@ fn a_cut_is_an_error_and_leaves_the_rows_before_it() {
 }
 
 #[test]
-fn no_byte_that_changes_makes_other_rows_than_there_were() {
+fn no_byte_that_changes_loses_a_row_in_silence() {
+    let step = step();
     for bytes in [STREAM, FILE] {
-        let mut other = 0;
-        for at in 0..bytes.len() {
-            for flip in [0x01, 0x80, 0xff] {
-                let mut bytes = bytes.to_vec();
-                bytes[at] ^= flip;
-                let Some(rows) = swept(&bytes, false) else {
-                    continue;
-                };
-                assert_eq!(rows.len() as u64, ROWS, "byte {at}");
-                let expected = |k| expected(k).into_iter().collect::<Option<Vec<_>>>();
-                let differs =
-                    |(k, row): (u64, Result<Vec<_>>)| row.is_ok_and(|row| Some(row) != expected(k));
-                other += usize::from((0..).zip(rows).any(differs));
-            }
+        // Values themselves have no redundancy; the number of rows has.
+        for at in (0..bytes.len()).step_by(step) {
+            let mut bytes = bytes.to_vec();
+            bytes[at] ^= [0x01, 0x80, 0xff][at % 3];
+            let rows = swept(&bytes, false);
+            assert!(
+                rows.is_none_or(|rows| rows.len() as u64 == ROWS),
+                "byte {at}"
+            );
         }
-        // Values themselves have no redundancy.
-        eprintln!("{other} of {} changes give other values", bytes.len() * 3);
     }
 }
 

@@ -1,18 +1,26 @@
-//! The messages of a file: the schema, dictionaries and record batches of a stream, and the footer
-//! of a file.
+//! The messages of a file: the schema, dictionaries and record batches.
+//!
+//! ```text
+//! stream  [schema][dictionary][batch][batch]…[end mark]         one after the other
+//! file    ARROW1 [schema][…]… [end mark] [footer] ARROW1        where the footer, which has the schema, says
+//! ```
 
 use super::batch::{Arrays, Dictionaries, Entries, Place};
 use super::plan::{Resolved, Take};
 use super::schema::Columns;
 use arrow_ipc::{
-    Message, MessageHeader, MetadataVersion, RecordBatch, root_as_footer, root_as_message,
+    Block, Message, MessageHeader, MetadataVersion, RecordBatch, root_as_footer, root_as_message,
 };
 use feedline_base::error::Error;
 use feedline_core::dataset::index::{Rows, Scan};
 use feedline_core::dataset::{Damage, DamageKind};
+use std::collections::VecDeque;
 
 /// Maximum bytes of a message without its body, and of a footer.
 const METADATA_MAX: usize = 64 << 20;
+
+/// Maximum bytes between two messages of a file, to align them; and of its end mark.
+const ROOM_MAX: u64 = 64;
 
 /// At both ends of a file that is not a stream.
 const MAGIC: &[u8; 6] = b"ARROW1";
@@ -64,8 +72,14 @@ struct Messages<'s, 'b> {
     at: u64,
     /// Where messages end: the file's end, or its footer.
     end: u64,
-    /// The footer's record batches, if the file has a footer.
-    batches: Option<Vec<u64>>,
+    footer: Option<Footer>,
+}
+
+/// The end of a file that is not a stream.
+struct Footer {
+    bytes: Vec<u8>,
+    /// Messages that are not read yet: dictionaries, then record batches.
+    blocks: VecDeque<Block>,
 }
 
 /// Reads the schema of a file. Errors: as of [`walk`]; there is no schema.
@@ -102,21 +116,20 @@ fn rows_of(
         .map(|take| take.resolve(&columns))
         .collect::<Result<Vec<_>, _>>()?;
     let mut dictionaries = Dictionaries::default();
-    let mut starts = Vec::new();
+    let mut number = 0;
     *at = messages.at;
     while let Some(found) = messages.next()? {
         let message = found.message();
         match message.header_type() {
             MessageHeader::RecordBatch => {
                 let batch = message.header_as_record_batch().ok_or_else(no_header)?;
-                starts.push(found.at);
-                let number = starts.len() - 1;
                 let of = Batch {
                     number,
                     batch,
                     found: &found,
                 };
                 of.push(&mut messages, rows, &columns, &resolved, &dictionaries)?;
+                number += 1;
             }
             MessageHeader::DictionaryBatch => {
                 let dictionary = message.header_as_dictionary_batch().ok_or_else(no_header)?;
@@ -135,7 +148,7 @@ fn rows_of(
         }
         *at = messages.at;
     }
-    messages.finish(&starts)
+    messages.finish()
 }
 
 fn no_header() -> Fault {
@@ -210,24 +223,24 @@ impl<'s, 'b> Messages<'s, 'b> {
         if let Some(what) = foreign(front) {
             return Err(Fault::unsupported(what));
         }
-        if !front.starts_with(MAGIC) {
-            return Ok(Self {
-                input,
-                at: 0,
-                end: len,
-                batches: None,
-            });
-        }
-        let footer = footer(input)?;
+        let footer = match front.starts_with(MAGIC) {
+            true => Some(Footer::read(input)?),
+            false => None,
+        };
         Ok(Self {
             input,
-            at: 8,
-            end: footer.0,
-            batches: Some(footer.1),
+            at: 0,
+            end: len,
+            footer,
         })
     }
 
     fn schema(&mut self) -> Result<Columns, Fault> {
+        if let Some(footer) = &self.footer {
+            let schema = footer.footer().schema();
+            let schema = schema.ok_or_else(|| Fault::wrong("a footer without a schema"))?;
+            return Columns::of(schema);
+        }
         let first = self.next()?;
         let Some(first) = first else {
             return Err(Fault::wrong("a stream without a schema"));
@@ -240,8 +253,29 @@ impl<'s, 'b> Messages<'s, 'b> {
         }
     }
 
-    /// The next message; `None` at the end mark.
+    /// The next message; `None` at the end.
     fn next(&mut self) -> Result<Option<Found>, Fault> {
+        let Some(footer) = &mut self.footer else {
+            return self.read();
+        };
+        let Some(block) = footer.blocks.pop_front() else {
+            return Ok(None);
+        };
+        self.at = block.offset() as u64;
+        let found = self.read()?;
+        let same = found.filter(|found| {
+            let metadata = found.body.offset - found.at;
+            let lens = (block.metaDataLength() as u64, block.bodyLength() as u64);
+            (metadata, found.body.len) == lens
+        });
+        same.map(Some).ok_or_else(|| {
+            let message = "a message has another length than the footer says";
+            Fault::Damage(DamageKind::Ambiguous, message.into())
+        })
+    }
+
+    /// The message at this place; `None` at the end mark.
+    fn read(&mut self) -> Result<Option<Found>, Fault> {
         let left = self.end - self.at;
         let cut =
             |what: &str| Fault::Damage(DamageKind::Cut, format!("the file ends within {what}"));
@@ -305,54 +339,85 @@ impl<'s, 'b> Messages<'s, 'b> {
         Ok(Some(found))
     }
 
-    /// Compares what was found with the footer, or with the file's end.
-    fn finish(self, starts: &[u64]) -> Result<(), Fault> {
-        match self.batches {
-            Some(batches) if batches != starts => Err(Fault::Damage(
-                DamageKind::Ambiguous,
-                format!(
-                    "the footer names {} record batches, the stream has {}, or in other places",
-                    batches.len(),
-                    starts.len()
-                ),
-            )),
-            None if self.at != self.end => Err(Fault::Damage(
-                DamageKind::Trailing,
-                format!("{} bytes behind the stream's end", self.end - self.at),
-            )),
-            _ => Ok(()),
+    /// A stream ends with the file.
+    fn finish(self) -> Result<(), Fault> {
+        if self.footer.is_some() || self.at == self.end {
+            return Ok(());
         }
+        let message = format!("{} bytes behind the stream's end", self.end - self.at);
+        Err(Fault::Damage(DamageKind::Trailing, message))
     }
 }
 
-/// Where a file's footer begins, and the places of the record batches that it names.
-fn footer(input: &mut Scan<'_>) -> Result<(u64, Vec<u64>), Fault> {
-    let len = input.len();
-    let cut = || {
-        Fault::Damage(
-            DamageKind::Cut,
-            "the file has no footer: it is cut, or not closed".into(),
-        )
-    };
-    let tail = len
-        .checked_sub(10)
-        .filter(|tail| *tail >= 8)
-        .ok_or_else(cut)?;
-    let end: [u8; 10] = input.bytes(tail, 10)?.try_into().expect("10 bytes");
-    if &end[4..] != MAGIC {
-        return Err(cut());
+impl Footer {
+    fn read(input: &mut Scan<'_>) -> Result<Self, Fault> {
+        let len = input.len();
+        let cut = || {
+            let message = "the file has no footer: it is cut, or not closed";
+            Fault::Damage(DamageKind::Cut, message.into())
+        };
+        let tail = len
+            .checked_sub(10)
+            .filter(|tail| *tail >= 8)
+            .ok_or_else(cut)?;
+        let end: [u8; 10] = input.bytes(tail, 10)?.try_into().expect("10 bytes");
+        if &end[4..] != MAGIC {
+            return Err(cut());
+        }
+        let size = u32::from_le_bytes(end[..4].try_into().expect("4 bytes"));
+        let start = tail.checked_sub(size.into()).filter(|start| *start >= 8);
+        let Some(start) = start.filter(|_| size as usize <= METADATA_MAX) else {
+            return Err(Fault::wrong(format!("a footer of {size} bytes")));
+        };
+        let bytes = input.bytes(start, size as usize)?.to_vec();
+        let footer = root_as_footer(&bytes)
+            .map_err(|error| Fault::wrong(format!("the footer cannot be read: {error}")))?;
+        let dictionaries = footer.dictionaries().into_iter().flatten();
+        let batches = footer.recordBatches().into_iter().flatten();
+        let blocks: VecDeque<Block> = dictionaries.chain(batches).copied().collect();
+        side_by_side(blocks.iter().collect(), start)?;
+        Ok(Self { bytes, blocks })
     }
-    let size = u32::from_le_bytes(end[..4].try_into().expect("4 bytes"));
-    let start = tail.checked_sub(size.into()).filter(|start| *start >= 8);
-    let Some(start) = start.filter(|_| size as usize <= METADATA_MAX) else {
-        return Err(Fault::wrong(format!("a footer of {size} bytes")));
-    };
-    let bytes = input.bytes(start, size as usize)?.to_vec();
-    let footer = root_as_footer(&bytes)
-        .map_err(|error| Fault::wrong(format!("the footer cannot be read: {error}")))?;
-    let blocks = footer.recordBatches().into_iter().flatten();
-    let starts = blocks.map(|block| u64::try_from(block.offset()).unwrap_or(u64::MAX));
-    Ok((start, starts.collect()))
+
+    fn footer(&self) -> arrow_ipc::Footer<'_> {
+        root_as_footer(&self.bytes).expect("verified when it was read")
+    }
+}
+
+/// Errors: messages overlap, or there is room for another between them, or before the footer.
+fn side_by_side(mut blocks: Vec<&Block>, footer: u64) -> Result<(), Fault> {
+    blocks.sort_by_key(|block| block.offset());
+    let mut before: Option<u64> = None;
+    for block in blocks {
+        let numbers = [
+            block.offset(),
+            block.metaDataLength().into(),
+            block.bodyLength(),
+        ];
+        let [Ok(at), Ok(metadata), Ok(body)] = numbers.map(u64::try_from) else {
+            return Err(Fault::wrong("the footer has a negative number"));
+        };
+        let end = at
+            .checked_add(metadata)
+            .and_then(|end| end.checked_add(body));
+        let end = end.filter(|end| *end <= footer);
+        let follows = before.is_none_or(|before| at >= before && at - before < ROOM_MAX);
+        before = match end {
+            Some(end) if follows => Some(end),
+            _ => {
+                return Err(Fault::wrong(format!(
+                    "the footer has a message at {at}, which is not side by side with the others"
+                )));
+            }
+        };
+    }
+    match before {
+        Some(before) if footer - before > ROOM_MAX => Err(Fault::wrong(format!(
+            "{} bytes before the footer, which it does not name",
+            footer - before
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// What a file is instead of Arrow, by its first bytes.
