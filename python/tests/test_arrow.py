@@ -131,9 +131,10 @@ def test_pictures_and_arrays_of_datasets_need_no_names(hugging, tmp_path):
 
 def schema(string, lists):
     answer = pa.struct([("text", string), ("start", pa.int32())])
-    fields = {"label": pa.int64(), "x": pa.list_(pa.float32(), 3), "ids": lists(pa.int32()), "text": string, "big": lists(pa.int64())}
-    fields |= {"flag": pa.bool_(), "flags": lists(pa.bool_()), "raw": pa.large_binary(), "half": pa.float16(), "answer": answer}
-    return pa.schema(list({**fields, "pairs": lists(lists(pa.int16()))}.items()))
+    fields = {"label": pa.int64(), "x": pa.list_(pa.float32(), 3), "ids": lists(pa.int32()), "text": string}
+    fields |= {"big": lists(pa.int64()), "flag": pa.bool_(), "flags": lists(pa.bool_()), "raw": pa.large_binary()}
+    fields |= {"half": pa.float16(), "answer": answer, "pairs": lists(lists(pa.int16()))}
+    return pa.schema(list(fields.items()))
 
 
 def written(path, kind, table):
