@@ -5,6 +5,8 @@ use feedline::setting::Setting;
 pub fn name(setting: Setting) -> &'static str {
     match setting {
         Setting::AnyCount => "NAME:TYPE:?",
+        Setting::ArrowImage => "image",
+        Setting::ArrowNumbers => "NAME:TYPE:COUNT",
         Setting::BatchBytes => "the bytes in ragged",
         Setting::BatchSize => "batch_size={}",
         Setting::BytesFeature => "NAME:bytes",

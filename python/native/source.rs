@@ -5,9 +5,9 @@ use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Jsonl, Mds, Megatron, Missing,
-    Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder,
-    TfRecord, Tokens,
+    Arrow, Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Jsonl, Mds, Megatron,
+    Missing, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar,
+    TarBuilder, TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Each, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
@@ -507,7 +507,9 @@ impl Source {
 
     /// How to say which column has the pictures, where the source has such a setting.
     fn name_pictures(&self, schema: &[EncodedField]) -> String {
-        if self.image.is_some() || !["tar", "tfrecord", "parquet"].contains(&self.kind.as_str()) {
+        if self.image.is_some()
+            || !["tar", "tfrecord", "arrow", "parquet"].contains(&self.kind.as_str())
+        {
             return String::new();
         }
         let is_picture = |name: &&str| {
@@ -833,6 +835,7 @@ impl Source {
             "tar" => Arc::new(self.tar()?.open(path)?),
             "tfrecord" => Arc::new(self.tfrecord()?.open(path)?),
             "jsonl" => Arc::new(self.jsonl()?.open(path)?),
+            "arrow" => Arc::new(self.arrow()?.open(path)?),
             "parquet" => Arc::new(self.parquet(path)?),
             "npy" => Arc::new(self.npy(path)?),
             "npz" => Arc::new(self.npz(path)?),
@@ -954,7 +957,7 @@ impl Source {
             (
                 "image",
                 self.image.is_some(),
-                &["tar", "tfrecord", "parquet"],
+                &["tar", "tfrecord", "arrow", "parquet"],
             ),
             (
                 "columns",
@@ -963,6 +966,7 @@ impl Source {
                     "tar",
                     "tfrecord",
                     "jsonl",
+                    "arrow",
                     "parquet",
                     "npz",
                     "safetensors",
@@ -980,17 +984,17 @@ impl Source {
                 "up_to",
                 self.up_to.is_some(),
                 &[
-                    "megatron", "tar", "tfrecord", "jsonl", "parquet", "mds", "npy", "npz",
+                    "megatron", "tar", "tfrecord", "jsonl", "arrow", "parquet", "mds", "npy", "npz",
                 ],
             ),
-            ("null_zero", self.null_zero.is_some(), &["parquet"]),
+            ("null_zero", self.null_zero.is_some(), &["arrow", "parquet"]),
             ("table", self.table.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
         ];
         let index: Owned<'_> = (
             "index_file",
             self.index_file.is_some(),
-            &["tar", "tfrecord", "jsonl", "tokens"],
+            &["tar", "tfrecord", "jsonl", "arrow", "tokens"],
         );
         match given
             .iter()
@@ -1109,6 +1113,30 @@ impl Source {
                 (":bytes", None) => builder.text(path),
                 (":json", _) => builder.json(path),
                 _ => builder.numbers(self.field(column)?, path),
+            })
+        })
+    }
+
+    /// Columns are names, or `NAME:TYPE:COUNT`, as in [`Self::field`].
+    fn arrow(&self) -> Result<feedline::dataset::ArrowBuilder> {
+        let pictures = self.image.iter().flat_map(Names::all);
+        let mut builder = pictures.fold(Arrow::builder(), |builder, name| builder.image(name));
+        builder = builder.null_zero(self.null_zero == Some(true));
+        if let Some(file) = &self.index_file {
+            builder = builder.index_file(file);
+        }
+        if let Some(UpTo::All(max)) = self.most() {
+            builder = builder.varying_up_to(*max);
+        }
+        let columns = self.wanted().unwrap_or_default();
+        columns.iter().try_fold(builder, |builder, column| {
+            let (name, kind) = column.split_at(name_end(column));
+            Ok(match &self.up_to {
+                _ if !kind.is_empty() => builder.numbers(self.field(column)?),
+                Some(UpTo::Each(each)) if each.contains_key(name) => {
+                    builder.up_to(name, each[name])
+                }
+                _ => builder.column(name),
             })
         })
     }
@@ -1262,7 +1290,7 @@ const DOCUMENT_MAX: usize = 1 << 30;
 /// Endings of pictures.
 const PICTURES: [&str; 8] = ["jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif"];
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "images",
     "records",
     "tokens",
@@ -1270,6 +1298,7 @@ const SOURCES: [&str; 12] = [
     "tar",
     "tfrecord",
     "jsonl",
+    "arrow",
     "parquet",
     "npy",
     "npz",

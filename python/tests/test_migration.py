@@ -106,6 +106,14 @@ def test_datasets(tmp_path):
     same("datasets", parquet=str(tmp_path / "data.parquet"))
 
 
+def test_arrow(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": [[number / 2, 1.0] for number in range(20)], "y": list(range(20))}
+    features = datasets.Features({"x": datasets.List(datasets.Value("float32"), length=2), "y": datasets.Value("int64")})
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved", num_shards=2)
+    same("arrow", saved=str(tmp_path / "saved"))
+
+
 def test_ffcv(folder, tmp_path):
     pytest.importorskip("ffcv")
     from ffcv.fields import IntField, RGBImageField
@@ -151,5 +159,5 @@ def test_spdl(tmp_path):
 
 def test_every_program_has_its_pair():
     names = {name.split()[0] for name in PROGRAMS}
-    assert names == {"torch", "dataset", "webdataset", "streaming", "datasets", "ffcv", "dali", "grain", "litdata", "spdl"}
+    assert names == {"torch", "dataset", "webdataset", "streaming", "datasets", "arrow", "ffcv", "dali", "grain", "litdata", "spdl"}
     assert all({f"{name} before", f"{name} after"} <= PROGRAMS.keys() for name in names)

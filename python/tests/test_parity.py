@@ -69,6 +69,7 @@ DATASETS = {
     "Tar": "webdataset",
     "TfRecord": "tfrecord",
     "Jsonl": "jsonl",
+    "Arrow": "arrow",
     "Parquet": "parquet",
     "Npy": "npy",
     "Npz": "npz",

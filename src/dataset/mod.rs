@@ -160,5 +160,5 @@ pub use feedline_formats::{
 pub use feedline_parquet::{FileColumn, FileValues, Nulls, Parquet, ParquetBuilder};
 #[cfg(feature = "text")]
 #[doc(inline)]
-pub use feedline_text::{Jsonl, JsonlBuilder};
+pub use feedline_text::{Arrow, ArrowBuilder, Jsonl, JsonlBuilder};
 pub use wrap::*;

@@ -73,6 +73,8 @@ pub const WORKLOADS: &[Workload] = &[
     workload("jsonl", jsonl, plain, Nonsense),
     #[cfg(feature = "text")]
     workload("jsonl, gzip", jsonl_gzip, windowed, Nonsense),
+    #[cfg(feature = "text")]
+    workload("arrow", arrow, plain, Nothing),
     workload("chunks", chunks, windowed, Nonsense),
     workload("safetensors", safetensors, plain, Nothing),
     workload("checked records", checked, plain, EveryBit),
@@ -294,6 +296,19 @@ fn jsonl(dir: &Dir) -> Arc<dyn Dataset> {
         dir.write(&format!("data/{file}.jsonl"), lines(file).as_bytes());
     }
     of_lines(dir)
+}
+
+/// The same rows twice, of several columns.
+#[cfg(feature = "text")]
+fn arrow(dir: &Dir) -> Arc<dyn Dataset> {
+    let bytes = include_bytes!("../fixtures/arrow/small.arrow");
+    for file in 0..2 {
+        dir.write(&format!("data/{file}.arrow"), bytes);
+    }
+    let builder = feedline::dataset::Arrow::builder().columns(["label", "flag", "box"]);
+    let builder = builder.up_to("ids", 3).up_to("flags", 10).up_to("text", 20);
+    let builder = builder.null_zero(true).index(false);
+    Arc::new(builder.open(dir.path("data")).unwrap())
 }
 
 /// Two members a file, one line in both.

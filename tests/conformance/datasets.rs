@@ -306,6 +306,11 @@ fn sources() -> Vec<(&'static [&'static str], &'static str, Open)> {
         (&["jsonl", "ndjson"], "jsonl/small.jsonl", |path| {
             Ok(Box::new(feedline::dataset::Jsonl::open(path)?))
         }),
+        #[cfg(feature = "text")]
+        (&["arrow", "feather", "ipc"], "arrow/small.arrow", |path| {
+            let label = feedline::dataset::Arrow::builder().column("label");
+            Ok(Box::new(label.open(path)?))
+        }),
         #[cfg(feature = "parquet")]
         (&["parquet", "parq", "pq"], "parquet/tiny.parquet", |path| {
             Ok(Box::new(feedline::dataset::Parquet::open(path)?))

@@ -38,6 +38,8 @@ macro_rules! settings {
 
 settings! {
     AnyCount: "Field::up_to";
+    ArrowImage: "image";
+    ArrowNumbers: "ArrowBuilder::numbers";
     BatchBytes: "batch_bytes";
     BatchSize: "batch_size({})";
     Bind: "batch.bind(…)";

@@ -1245,6 +1245,31 @@ class Loader(_Native, Generic[Out]):
         return cls("jsonl", path, **own, **settings)
 
     @classmethod
+    def arrow(
+        cls,
+        path: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        image: str | Sequence[str] | None = None,
+        up_to: int | Mapping[str, int] | None = None,
+        null_zero: bool | None = None,
+        index_file: Path | None = None,
+        **settings: Unpack[Source],
+    ) -> Self:
+        """Arrow data of Hugging Face's `datasets`: a folder of `save_to_disk`, the files of its cache ("imdb-train-*.arrow"),
+        other Arrow IPC streams and files. Without `columns` and `image` all columns are taken, `Image` as pictures.
+
+        `up_to` is the most elements of lists of any length and of texts, for all or by column; shorter rows are padded, with
+        their lengths in NAME.lens. "x:f32:768" is a list in this shape, "answer.text" a part of a structure. Texts are bytes in
+        UTF-8, class labels integers. `null_zero`: nulls are 0 or empty. With image=["left", "right"] the pictures of a row
+        share one crop and one flip.
+
+        Rows are read in any order. An index is kept beside each file (NAME.fdx), or in `index_file`.
+        """
+        own: dict[str, Any] = {"columns": columns, "image": image, "up_to": up_to, "null_zero": null_zero}
+        return cls("arrow", path, index_file=index_file, **own, **settings)
+
+    @classmethod
     def mds(
         cls,
         path: Paths,

@@ -45,6 +45,7 @@ __all__ = [
     "iceberg",
     "tfrecord",
     "jsonl",
+    "arrow",
     "mds",
     "npy",
     "npz",
@@ -446,6 +447,7 @@ delta = Loader.delta
 iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
 jsonl = Loader.jsonl
+arrow = Loader.arrow
 mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz

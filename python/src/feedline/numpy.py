@@ -28,6 +28,7 @@ __all__ = [
     "iceberg",
     "tfrecord",
     "jsonl",
+    "arrow",
     "mds",
     "npy",
     "npz",
@@ -66,6 +67,7 @@ delta = Loader.delta
 iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
 jsonl = Loader.jsonl
+arrow = Loader.arrow
 mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz

@@ -43,6 +43,7 @@ __all__ = [
     "Epoch",
     "Loader",
     "agree",
+    "arrow",
     "check_streams",
     "copy_into",
     "cu_seqlens",
@@ -382,6 +383,7 @@ delta = Loader.delta
 iceberg = Loader.iceberg
 tfrecord = Loader.tfrecord
 jsonl = Loader.jsonl
+arrow = Loader.arrow
 mds = Loader.mds
 npy = Loader.npy
 npz = Loader.npz

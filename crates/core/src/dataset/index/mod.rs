@@ -538,6 +538,19 @@ impl Index {
             .map(|entry| (SourceId::at(shard), entry)))
     }
 
+    /// Writes the entries of a sample's fields to the front of `row`, which the index reads at once.
+    /// Errors: those of [`entry`](Self::entry).
+    #[doc(hidden)]
+    pub fn row(&self, sample: u64, row: &mut [Option<Entry>; FIELDS_MAX]) -> Result<SourceId> {
+        let (shard, number) = self.locate(sample);
+        let mut room = [0; _];
+        let entries = self.tables[shard].row(number, &mut room)?;
+        for (field, entry) in row.iter_mut().enumerate().take(self.fields) {
+            *entry = entries.entry(field);
+        }
+        Ok(SourceId::at(shard))
+    }
+
     /// Adds the parts of a sample to `parts`. Fields close together share an extent, which is read
     /// once. A field that the sample lacks has no bytes. Without checksums, fields in `plain` (a
     /// bit set) with an extent of their own may be read in place. Errors: those of

@@ -25,7 +25,8 @@ pub struct Scan<'a> {
 pub(crate) type ScanPages = BTreeMap<u64, Vec<u8>>;
 
 impl<'a> Scan<'a> {
-    pub(super) fn new(blob: &'a Blob, all: bool) -> Self {
+    #[doc(hidden)]
+    pub fn new(blob: &'a Blob, all: bool) -> Self {
         let ahead = match all {
             _ if blob.is_object() => AHEAD_OBJECT,
             true => AHEAD_ALL,
