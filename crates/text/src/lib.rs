@@ -17,10 +17,14 @@
     reason = "only the crate feedline is public API"
 )]
 
+#[cfg(feature = "tokenizers")]
+mod chat;
 mod jsonl;
 #[cfg(feature = "tokenizers")]
 mod tokens;
 
+#[cfg(feature = "tokenizers")]
+pub use chat::{Chat, ChatTemplate};
 pub use jsonl::{Jsonl, JsonlBuilder};
 #[cfg(feature = "tokenizers")]
 pub use tokens::{Tokenize, Tokenizer};

@@ -20,6 +20,7 @@ mod tokenize;
 mod tests;
 
 pub use self::tokenize::Tokenize;
+pub(crate) use self::tokenize::{check_dtype, put_ids};
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
 use feedline_core::dataset::Digest;
@@ -148,7 +149,16 @@ impl Tokenizer {
 
     fn encoding(&self, text: &str, special: bool) -> Result<Encoding> {
         let encoding = self.0.inner.encode_fast(text, special);
-        encoding.map_err(|error| Error::decode(format!("the tokenizer refused the text: {error}")))
+        encoding.map_err(refused)
+    }
+
+    /// The ids of a text, with the characters of each if `spans` is `true`.
+    pub(crate) fn spans(&self, text: &str, spans: bool) -> Result<Encoding> {
+        if !spans {
+            return self.encoding(text, false);
+        }
+        let encoding = self.0.inner.encode_char_offsets(text, false);
+        encoding.map_err(refused)
     }
 
     /// The ids of a text cut to `max` tokens, its special tokens among them.
@@ -166,12 +176,16 @@ impl Tokenizer {
             return Ok(encoding);
         }
         let encoding = self.0.inner.post_process(encoding, None, true);
-        encoding.map_err(|error| Error::decode(format!("the tokenizer refused the text: {error}")))
+        encoding.map_err(refused)
     }
 }
 
+fn refused(error: tokenizers::Error) -> Error {
+    Error::decode(format!("the tokenizer refused the text: {error}"))
+}
+
 /// Reads a small file whole.
-fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
+pub(crate) fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
     let failed = |error| Error::os(Stage::Build, "cannot read it", error).with_path(path);
     let len = std::fs::metadata(path).map_err(failed)?.len();
     if len > max {

@@ -87,7 +87,7 @@ impl Tokenize {
 }
 
 /// Refuses a dtype that cannot hold all ids.
-pub(super) fn check_dtype(tokenizer: &Tokenizer, dtype: DType) -> Result<()> {
+pub(crate) fn check_dtype(tokenizer: &Tokenizer, dtype: DType) -> Result<()> {
     let end = match dtype {
         DType::U16 => 1 << 16,
         DType::I32 => 1 << 31,
@@ -106,7 +106,7 @@ pub(super) fn check_dtype(tokenizer: &Tokenizer, dtype: DType) -> Result<()> {
 }
 
 /// Writes ids that fit the dtype by `check_dtype`.
-pub(super) fn put_ids(ids: &[u32], field: usize, out: &mut Row<'_>) -> Result<()> {
+pub(crate) fn put_ids(ids: &[u32], field: usize, out: &mut Row<'_>) -> Result<()> {
     match out.spec().fields()[field].dtype() {
         DType::U16 => put(ids, |id| id as u16, field, out)?,
         DType::U32 => put(ids, |id| id, field, out)?,
@@ -131,7 +131,7 @@ fn put<T: Element>(
 }
 
 /// The text of a field.
-pub(super) fn text(input: &[u8]) -> Result<&str> {
+fn text(input: &[u8]) -> Result<&str> {
     std::str::from_utf8(input).map_err(|error| {
         let at = error.valid_up_to();
         Error::decode(format!("not UTF-8 at byte {at} of the text")).with_source(error)
