@@ -103,6 +103,12 @@ impl Chat {
         Ok(self)
     }
 
+    /// The text of a conversation, which the decoder tokenizes. Errors: those of decoding.
+    pub fn text(&self, conversation: &[u8]) -> Result<String> {
+        let rendered = self.template.rendered(conversation, &self.settings)?;
+        Ok(rendered.text)
+    }
+
     /// Further variables of the template: JSON of an object, as in `{"enable_thinking": false}`.
     /// Those of a line's `chat_template_kwargs` replace them.
     ///

@@ -12,7 +12,6 @@
 //! Limits: JSON of 128 levels; a text of 64 MiB; 60 macros inside each other; integers of 64 bits. Invariants: the text
 //! depends on the conversation and the settings alone, so `strftime_now` needs a day.
 
-mod config;
 mod data;
 mod day;
 mod decode;
@@ -31,6 +30,7 @@ pub use self::decode::Chat;
 use self::eval::{Day, Rendered, render};
 use self::syntax::Program;
 use self::value::{Dict, Fail, Value};
+use crate::tokens::folder;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::path::Path;
 use std::rc::Rc;
@@ -42,8 +42,7 @@ use std::sync::Arc;
 /// # use feedline_text::ChatTemplate;
 /// let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}";
 /// let template = ChatTemplate::new(source, [("eos_token", "</s>")])?;
-/// let text = template.render(br#"[{"role": "user", "content": "Hello"}]"#)?;
-/// assert_eq!(text, "<user>Hello</s>");
+/// assert!(!template.marks_generation());
 /// # Ok::<(), feedline_core::Error>(())
 /// ```
 #[derive(Clone)]
@@ -92,7 +91,7 @@ impl ChatTemplate {
     /// Errors: no template, or none of that name; those of [`new`](Self::new).
     pub fn open(folder: impl AsRef<Path>, name: Option<&str>) -> Result<Self> {
         let folder = folder.as_ref();
-        let (source, special) = config::template(folder, name)?;
+        let (source, special) = folder::template(folder, name)?;
         let special = special.iter();
         let special = special.map(|(name, token)| (name.as_str(), token.as_str()));
         Self::new(&source, special).map_err(|error| error.with_path(folder))
@@ -101,15 +100,6 @@ impl ChatTemplate {
     /// Whether it marks what the assistant says by `{% generation %}`.
     pub fn marks_generation(&self) -> bool {
         self.0.program.generates
-    }
-
-    /// Renders a conversation: JSON of its messages, or of an object with `messages`, and perhaps
-    /// `tools`, `documents` and `chat_template_kwargs`.
-    ///
-    /// Errors: as those of [`Chat`].
-    pub fn render(&self, conversation: &[u8]) -> Result<String> {
-        let rendered = self.rendered(conversation, &Settings::default())?;
-        Ok(rendered.text)
     }
 
     fn rendered(&self, conversation: &[u8], settings: &Settings) -> Result<Rendered> {

@@ -2,15 +2,19 @@
 //!
 //! | file | what is taken |
 //! |---|---|
-//! | `tokenizer_config.json` | `chat_template`: a string, or a list of names and templates; special tokens |
+//! | `tokenizer_config.json` | `chat_template`: a string, or a list of names and templates; special tokens; `added_tokens_decoder` |
 //! | `chat_template.jinja`, `additional_chat_templates/*.jinja` | templates, instead of those above |
 //! | `special_tokens_map.json` | special tokens, if the configuration has no `added_tokens_decoder` |
+//!
+//! `tokenizer_class` is not looked at: tokenizers that `transformers` rebuilds for some old models
+//! are those of `tokenizer.json` here.
 
-use crate::tokens::read;
+use super::read;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
+use tokenizers::AddedToken;
 
 /// Maximum bytes of a file.
 const FILE_MAX: u64 = 64 << 20;
@@ -46,12 +50,7 @@ pub fn template(folder: &Path, name: Option<&str>) -> Result<(String, Vec<(Strin
     Ok((source, special(folder, &config)?))
 }
 
-/// The special tokens, by the names of their settings.
-pub fn special_of(folder: &Path) -> Result<Vec<(String, String)>> {
-    let config = json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
-    special(folder, &config)
-}
-
+/// Special tokens by the names of their settings, as JSON: a string or an object.
 fn special(folder: &Path, config: &Map<String, Value>) -> Result<Vec<(String, String)>> {
     let legacy = match config.contains_key("added_tokens_decoder") {
         true => None,
@@ -64,6 +63,66 @@ fn special(folder: &Path, config: &Map<String, Value>) -> Result<Vec<(String, St
         Some((name.to_string(), text.to_string()))
     });
     Ok(tokens.collect())
+}
+
+/// The tokens that the settings add to those of `tokenizer.json`, which are `known`.
+pub fn added_tokens(folder: &Path, known: &[AddedToken]) -> Result<Vec<AddedToken>> {
+    let path = folder.join("tokenizer_config.json");
+    let Some(config) = json(&path)? else {
+        return Ok(Vec::new());
+    };
+    let special = special(folder, &config)?;
+    let mut numbered = BTreeMap::new();
+    let entries = config
+        .get("added_tokens_decoder")
+        .and_then(Value::as_object);
+    for (id, entry) in entries.into_iter().flatten() {
+        let wrong = || {
+            let message = format!("added_tokens_decoder: {id:?} is no token");
+            Error::new(ErrorKind::Decode, Stage::Build, message).with_path(&path)
+        };
+        let id: u32 = id.parse().map_err(|_| wrong())?;
+        let flag = |name| entry.get(name).and_then(Value::as_bool);
+        let content = entry
+            .get("content")
+            .and_then(Value::as_str)
+            .ok_or_else(wrong)?;
+        let is_special = flag("special").unwrap_or(false);
+        let token = AddedToken::from(content, is_special)
+            .single_word(flag("single_word").unwrap_or(false))
+            .lstrip(flag("lstrip").unwrap_or(false))
+            .rstrip(flag("rstrip").unwrap_or(false))
+            .normalized(flag("normalized").unwrap_or(!is_special));
+        numbered.insert(id, token);
+    }
+    let mut added: Vec<AddedToken> = numbered.into_values().collect();
+    added.retain(|token| !known.iter().any(|known| is_same(known, token)));
+    for (_, content) in special {
+        match added.iter_mut().find(|token| token.content == content) {
+            Some(token) => token.special = true,
+            None if known.iter().any(|known| known.content == content) => {}
+            None => added.push(AddedToken::from(content, true)),
+        }
+    }
+    Ok(added)
+}
+
+/// Whether both have the same text and the same flags.
+fn is_same(a: &AddedToken, b: &AddedToken) -> bool {
+    a.content == b.content && flags(a) == flags(b)
+}
+
+/// The flags of a token.
+pub fn flags(token: &AddedToken) -> [bool; 5] {
+    let AddedToken {
+        single_word,
+        lstrip,
+        rstrip,
+        normalized,
+        special,
+        ..
+    } = *token;
+    [single_word, lstrip, rstrip, normalized, special]
 }
 
 /// Templates in files of their own.
