@@ -3,7 +3,7 @@
 //! Limits: those of `jsonl::json`. Invariants: bytes are checked first, so reading them needs no
 //! further checks; numbers are those of Python's `json`.
 
-use super::value::{Dict, Value};
+use super::value::{Dict, Key, Value};
 use crate::jsonl::json;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::rc::Rc;
@@ -99,7 +99,7 @@ impl Walk<'_> {
             self.peek();
             self.at += 1;
             // Of equal keys the last value counts, at the place of the first.
-            dict.insert(key, self.value()?);
+            dict.insert(Key::Str(key), self.value()?);
             if !self.has_more() {
                 return Ok(dict);
             }

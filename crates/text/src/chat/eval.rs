@@ -12,7 +12,7 @@ use super::methods::{self, FUNCTIONS};
 use super::python::str_of;
 use super::strings::Args;
 use super::syntax::{Apply, Arg, Compare, Expr, For, Literal, Macro, Name, Program, Stmt, Target};
-use super::value::{Res, Value, raised, unsupported, wrong_types};
+use super::value::{Dict, Key, Res, Value, raised, unsupported, wrong_types};
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -459,13 +459,11 @@ impl Eval<'_> {
             Expr::List(items) => Value::list(self.all(items, scope)?),
             Expr::Tuple(items) => Value::tuple(self.all(items, scope)?),
             Expr::Dict(members) => {
-                let mut dict = super::value::Dict::new();
+                let mut dict = Dict::new();
                 for (key, value) in members {
-                    let key = match self.expr(key, scope)? {
-                        Value::Str(key) => key,
-                        key => {
-                            return unsupported(format!("a key of type {} in a dict", key.kind()));
-                        }
+                    let key = self.expr(key, scope)?;
+                    let Some(key) = Key::of(&key)? else {
+                        return unsupported(format!("a key of type {} in a dict", key.kind()));
                     };
                     dict.insert(key, self.expr(value, scope)?);
                 }
@@ -523,7 +521,7 @@ fn assign(target: &Target, value: Value, scope: &Rc<Scope>) -> Res<()> {
                 ));
             }
             Some(Value::Namespace(dict)) => {
-                dict.borrow_mut().insert(attribute.clone(), value);
+                dict.borrow_mut().insert(Key::Str(attribute.clone()), value);
             }
             _ => return raised("cannot assign attribute on non-namespace object"),
         },
@@ -554,12 +552,13 @@ pub fn item(value: &Value, key: &Value) -> Res<Value> {
     }
     if let Some(at) = key.as_int() {
         return match value {
+            Value::Dict(dict) => Ok(dict.get(&Key::Int(at)).cloned().unwrap_or(Value::Undefined)),
             Value::Markup(_) | Value::Range(..) => unsupported("an item of this value"),
             _ => Ok(methods::element(value, at)),
         };
     }
     match (value, key.as_str()) {
-        (Value::Dict(dict), Some(key)) => match dict.get(key) {
+        (Value::Dict(dict), Some(key)) => match dict.get(&**key) {
             Some(value) => Ok(value.clone()),
             None => methods::attribute(value, key),
         },

@@ -5,7 +5,7 @@
 use super::eval::{Eval, index_of, item};
 use super::python::{Json, str_of};
 use super::strings::{self, Args, needed, string};
-use super::value::{Dict, Fail, Res, Value, raised, unsupported};
+use super::value::{Dict, Fail, Key, Res, Value, raised, unsupported};
 use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -67,6 +67,8 @@ pub fn attribute(value: &Value, name: &str) -> Res<Value> {
         Value::Namespace(dict) => dict.borrow().get(name).cloned().unwrap_or(Value::Undefined),
         Value::Loop(state) => state.attribute(name)?,
         Value::None | Value::Method(..) => Value::Undefined,
+        Value::Generator(_) if !matches!(name, "send" | "throw" | "close") => Value::Undefined,
+        Value::View(..) if !matches!(name, "mapping" | "isdisjoint") => Value::Undefined,
         Value::Bool(_) | Value::Int(_) | Value::Big(_) | Value::Float(_)
             if !matches!(
                 name,
@@ -110,13 +112,8 @@ pub fn method(value: &Value, name: &'static str, args: Args) -> Res<Value> {
                 return raised("dict.get() takes no keyword arguments");
             }
             let [key, default] = args.bind(name, ["key", "default"])?;
-            let found = match needed(name, key)? {
-                Value::Str(key) | Value::Markup(key) => dict.get(&key).cloned(),
-                key @ (Value::List(_) | Value::Dict(_)) => {
-                    return raised(format!("unhashable type: '{}'", key.kind()));
-                }
-                _ => None,
-            };
+            let key = Key::of(&needed(name, key)?)?;
+            let found = key.and_then(|key| dict.get(&key).cloned());
             found.or(default).unwrap_or(Value::None)
         }
         Value::Dict(dict) => {
@@ -161,8 +158,7 @@ pub fn method(value: &Value, name: &'static str, args: Args) -> Res<Value> {
 
 fn items(dict: &Dict) -> Vec<Value> {
     let pairs = dict.iter();
-    let pairs =
-        pairs.map(|(key, value)| Value::tuple(vec![Value::Str(key.clone()), value.clone()]));
+    let pairs = pairs.map(|(key, value)| Value::tuple(vec![key.value(), value.clone()]));
     pairs.collect()
 }
 
@@ -172,8 +168,9 @@ pub fn function(eval: &Eval<'_>, function: Function, args: Args) -> Res<Value> {
         Function::Range => range(args),
         Function::Namespace => {
             let dict = dict_of(args)?;
-            if let Some(name) = dict.keys().find(|name| name.starts_with('_')) {
-                return raised(format!("a namespace cannot store the attribute {name:?}"));
+            let is_hidden = |key: &Key| matches!(key, Key::Str(name) if name.starts_with('_'));
+            if dict.keys().any(is_hidden) {
+                return raised("a namespace cannot store an attribute that begins with _");
             }
             Ok(Value::Namespace(Rc::new(dict.into())))
         }
@@ -199,7 +196,8 @@ fn dict_of(args: Args) -> Res<Dict> {
         [_] => return unsupported("a dict of pairs"),
         _ => return raised("dict expected at most 1 argument"),
     };
-    dict.extend(args.named);
+    let named = args.named.into_iter();
+    dict.extend(named.map(|(name, value)| (Key::Str(name), value)));
     Ok(dict)
 }
 

@@ -29,7 +29,7 @@ pub use self::decode::Chat;
 
 use self::eval::{Day, Rendered, render};
 use self::syntax::Program;
-use self::value::{Dict, Fail, Value};
+use self::value::{Dict, Fail, Key, Value};
 use crate::tokens::folder;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::path::Path;
@@ -97,6 +97,17 @@ impl ChatTemplate {
         Self::new(&source, special).map_err(|error| error.with_path(folder))
     }
 
+    /// Reads a template in a file, with the special tokens of a model's folder.
+    ///
+    /// Errors: no such file; those of [`new`](Self::new).
+    pub fn open_file(file: impl AsRef<Path>, folder: impl AsRef<Path>) -> Result<Self> {
+        let file = file.as_ref();
+        let (source, special) = folder::template_file(file, folder.as_ref())?;
+        let special = special.iter();
+        let special = special.map(|(name, token)| (name.as_str(), token.as_str()));
+        Self::new(&source, special).map_err(|error| error.with_path(file))
+    }
+
     /// Whether it marks what the assistant says by `{% generation %}`.
     pub fn marks_generation(&self) -> bool {
         self.0.program.generates
@@ -141,7 +152,10 @@ fn members(value: &Value) -> impl Iterator<Item = (&str, Value)> {
         _ => None,
     };
     let members = dict.into_iter().flatten();
-    members.map(|(name, value)| (&**name, value.clone()))
+    members.filter_map(|(key, value)| match key {
+        Key::Str(name) => Some((&**name, value.clone())),
+        Key::Int(_) => None,
+    })
 }
 
 /// The names under which a message has its reasoning.

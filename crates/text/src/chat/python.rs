@@ -1,6 +1,6 @@
 //! Values as text: Python's `str`, `repr` and `json.dumps`.
 
-use super::value::{Dict, Res, Value, raised, unsupported};
+use super::value::{Dict, Key, Res, Value, raised, unsupported};
 use std::fmt::Write;
 
 /// Appends `str(value)`.
@@ -40,7 +40,7 @@ fn repr(value: &Value, out: &mut String) -> Res<()> {
             out.push('{');
             for (number, (key, value)) in dict.iter().enumerate() {
                 comma(number, out);
-                repr_str(key, out);
+                repr(&key.value(), out)?;
                 out.push_str(": ");
                 repr(value, out)?;
             }
@@ -144,6 +144,18 @@ fn is_printable(letter: char) -> bool {
     text.escape_debug().count() == 2
 }
 
+fn sorted<'a>(members: Vec<(&'a Key, &'a Value)>) -> Res<Vec<(&'a Key, &'a Value)>> {
+    let mut named = Vec::with_capacity(members.len());
+    for (key, value) in &members {
+        match key {
+            Key::Str(text) => named.push((text.clone(), (*key, *value))),
+            Key::Int(_) => return unsupported("JSON with integers as sorted keys"),
+        }
+    }
+    named.sort_by(|(left, _), (right, _)| left.cmp(right));
+    Ok(named.into_iter().map(|(_, member)| member).collect())
+}
+
 /// The arguments of `tojson`.
 pub struct Json {
     pub ascii: bool,
@@ -187,7 +199,7 @@ impl Json {
     fn dict(&self, dict: &Dict, level: usize, out: &mut String) -> Res<()> {
         let mut members: Vec<_> = dict.iter().collect();
         if self.sort {
-            members.sort_by(|(left, _), (right, _)| left.cmp(right));
+            members = sorted(members)?;
         }
         self.all(
             '{',
@@ -196,7 +208,10 @@ impl Json {
             level,
             out,
             |(key, value), out| {
-                self.string(key, out);
+                match key {
+                    Key::Str(text) => self.string(text, out),
+                    Key::Int(int) => write_to(out, format_args!("\"{int}\"")),
+                }
                 out.push_str(&self.key);
                 self.dump(value, level + 1, out)
             },

@@ -1,14 +1,15 @@
 //! Values of a template, as Python has them, and what Python's operators do with them.
 //!
 //! Limits: integers of 64 bits; larger ones of the data can only be printed. Keys of dicts are
-//! strings. What is beyond them is [`Fail::Unsupported`], never another answer.
+//! strings and integers. What is beyond them is [`Fail::Unsupported`], never another answer.
 
 use super::eval::{Closure, LoopState};
 use super::methods::Function;
 use super::python::str_of;
-use indexmap::IndexMap;
+use indexmap::{Equivalent, IndexMap};
 use std::cell::RefCell;
 use std::cmp::Ordering;
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,7 +32,58 @@ pub fn unsupported<T>(what: impl Into<String>) -> Res<T> {
     Err(Fail::Unsupported(what.into()))
 }
 
-pub type Dict = IndexMap<Arc<str>, Value>;
+/// A dict, in the order of its members.
+pub type Dict = IndexMap<Key, Value>;
+
+/// A key of a dict. A string finds its key without a copy.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Key {
+    Str(Arc<str>),
+    Int(i64),
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Self::Str(text) => text.hash(state),
+            Self::Int(int) => int.hash(state),
+        }
+    }
+}
+
+impl Equivalent<Key> for str {
+    fn equivalent(&self, key: &Key) -> bool {
+        matches!(key, Key::Str(text) if **text == *self)
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self::Str(text.into())
+    }
+}
+
+impl Key {
+    /// The key that a value is; `None` if it cannot be in a dict here.
+    pub fn of(value: &Value) -> Res<Option<Self>> {
+        Ok(match value {
+            Value::Str(text) | Value::Markup(text) => Some(Self::Str(text.clone())),
+            Value::Int(int) => Some(Self::Int(*int)),
+            Value::None | Value::Undefined => None,
+            Value::List(_) | Value::Dict(_) => {
+                return raised(format!("unhashable type: '{}'", value.kind()));
+            }
+            _ => return unsupported(format!("a key of type {}", value.kind())),
+        })
+    }
+
+    pub fn value(&self) -> Value {
+        match self {
+            Self::Str(text) => Value::Str(text.clone()),
+            Self::Int(int) => Value::Int(*int),
+        }
+    }
+}
 
 #[derive(Clone)]
 pub enum Value {
@@ -179,7 +231,7 @@ impl Value {
                 Rc::new(text.chars().map(letter).collect())
             }
             Self::List(items) | Self::Tuple(items) | Self::View(_, items) => items.clone(),
-            Self::Dict(dict) => Rc::new(dict.keys().cloned().map(Value::Str).collect()),
+            Self::Dict(dict) => Rc::new(dict.keys().map(Key::value).collect()),
             Self::Range(start, _, step) => {
                 let len = self.len()? as i64;
                 Rc::new((0..len).map(|at| Value::Int(start + at * step)).collect())
@@ -276,14 +328,7 @@ impl Value {
                     item.kind()
                 )),
             },
-            Self::Dict(dict) => match item {
-                Self::Str(key) | Self::Markup(key) => Ok(dict.contains_key(key)),
-                Self::List(_) | Self::Dict(_) => {
-                    raised(format!("unhashable type: '{}'", item.kind()))
-                }
-                Self::Tuple(_) => unsupported("a tuple is looked up in a dict"),
-                _ => Ok(false),
-            },
+            Self::Dict(dict) => Ok(Key::of(item)?.is_some_and(|key| dict.contains_key(&key))),
             _ => {
                 for other in &*self.iterate()? {
                     if other.equals(item)? {

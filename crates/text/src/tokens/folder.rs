@@ -50,7 +50,17 @@ pub fn template(folder: &Path, name: Option<&str>) -> Result<(String, Vec<(Strin
     Ok((source, special(folder, &config)?))
 }
 
-/// Special tokens by the names of their settings, as JSON: a string or an object.
+/// The source of a template in a file of its own, and the special tokens.
+pub fn template_file(file: &Path, folder: &Path) -> Result<(String, Vec<(String, String)>)> {
+    let source = text(file)?.ok_or_else(|| {
+        let message = "there is no such chat template";
+        Error::new(ErrorKind::NotFound, Stage::Build, message).with_path(file)
+    })?;
+    let config = json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    Ok((source, special(folder, &config)?))
+}
+
+/// Special tokens by the names of their settings.
 fn special(folder: &Path, config: &Map<String, Value>) -> Result<Vec<(String, String)>> {
     let legacy = match config.contains_key("added_tokens_decoder") {
         true => None,
