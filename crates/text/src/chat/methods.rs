@@ -721,8 +721,16 @@ fn int(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
     }
 }
 
+/// The elements that `map` and `select` see: what is false has none.
+fn elements(value: &Value) -> Res<Rc<Vec<Value>>> {
+    match value.is_true() {
+        true => value.iterate(),
+        false => Ok(Rc::default()),
+    }
+}
+
 fn map(eval: &Eval<'_>, value: Value, mut args: Args) -> Res<Value> {
-    let source = value.iterate()?;
+    let source = elements(&value)?;
     if args.pos.is_empty() {
         let [attribute, default] = args.bind("map", ["attribute", "default"])?;
         let attribute = needed("map", attribute)?;
@@ -782,7 +790,7 @@ fn select(_: &Eval<'_>, value: Value, args: Args, by_attribute: bool, keep: bool
         }
     };
     let mut kept = Vec::new();
-    for item in &*value.iterate()? {
+    for item in &*elements(&value)? {
         let tested = path(item, attribute.as_ref())?;
         let passes = match test {
             Some(test) => test(&tested, &rest)?,

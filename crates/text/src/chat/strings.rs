@@ -1,5 +1,6 @@
 //! Methods of Python's `str`.
 
+use super::python::str_of;
 use super::value::{Res, Value, raised, unsupported};
 use std::sync::Arc;
 
@@ -31,11 +32,12 @@ impl Args {
 }
 
 /// The methods that [`call`] has.
-pub const METHODS: [&str; 24] = [
+pub const METHODS: [&str; 25] = [
     "capitalize",
     "count",
     "endswith",
     "find",
+    "format",
     "index",
     "isdigit",
     "isspace",
@@ -59,12 +61,11 @@ pub const METHODS: [&str; 24] = [
 ];
 
 /// The other methods of Python's `str`.
-pub const OTHERS: [&str; 23] = [
+pub const OTHERS: [&str; 22] = [
     "casefold",
     "center",
     "encode",
     "expandtabs",
-    "format",
     "format_map",
     "isalnum",
     "isalpha",
@@ -163,6 +164,7 @@ pub fn call(text: &Arc<str>, name: &'static str, args: Args) -> Res<Value> {
             };
             rest.unwrap_or(text).into()
         }
+        "format" => format(text, &args)?.into(),
         "zfill" => {
             let [width] = args.bind(name, ["width"])?;
             let width = needed(name, width)?.as_int().unwrap_or(0).clamp(0, 1 << 16) as usize;
@@ -296,6 +298,52 @@ pub fn lines(text: &str) -> Vec<&str> {
         };
     }
     lines
+}
+
+/// `text.format(…)` with plain places: `{}`, `{0}` and `{name}`.
+fn format(text: &str, args: &Args) -> Res<String> {
+    let mut out = String::new();
+    let mut rest = text;
+    let mut next = 0;
+    while let Some(at) = rest.find(['{', '}']) {
+        out.push_str(&rest[..at]);
+        let bracket = &rest[at..=at];
+        rest = &rest[at + 1..];
+        if let Some(after) = rest.strip_prefix(bracket) {
+            out.push_str(bracket);
+            rest = after;
+            continue;
+        }
+        let Some((place, after)) = rest.split_once('}').filter(|_| bracket == "{") else {
+            return raised("Single bracket encountered in format string");
+        };
+        rest = after;
+        let value = match place {
+            "" => {
+                next += 1;
+                args.pos.get(next - 1)
+            }
+            _ if place.bytes().all(|byte| byte.is_ascii_digit()) => {
+                place.parse().ok().and_then(|at: usize| args.pos.get(at))
+            }
+            _ if place
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') =>
+            {
+                let mut named = args.named.iter();
+                named
+                    .find(|(name, _)| **name == *place)
+                    .map(|(_, value)| value)
+            }
+            _ => return unsupported(format!("the place {{{place}}} of a format")),
+        };
+        match value {
+            Some(value) => str_of(value, &mut out)?,
+            None => return raised(format!("nothing for the place {{{place}}} of a format")),
+        }
+    }
+    out.push_str(rest);
+    Ok(out)
 }
 
 fn find(text: &str, name: &str, part: &str) -> Res<Value> {

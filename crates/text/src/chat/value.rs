@@ -362,6 +362,15 @@ pub fn wrong_types<T>(sign: &str, left: &Value, right: &Value) -> Res<T> {
     ))
 }
 
+/// Text beside markup, as `markupsafe` escapes it.
+fn escaped(text: &str) -> String {
+    let text = text
+        .replace('&', "&amp;")
+        .replace('>', "&gt;")
+        .replace('<', "&lt;");
+    text.replace('\'', "&#39;").replace('"', "&#34;")
+}
+
 /// Operators with two values.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Binary {
@@ -388,6 +397,15 @@ impl Binary {
             }
             (Self::Add, Value::Str(left), Value::Str(right)) => {
                 Ok(Value::Str([&**left, &**right].concat().into()))
+            }
+            (Self::Add, Value::Markup(left), Value::Markup(right)) => {
+                Ok(Value::Markup([&**left, &**right].concat().into()))
+            }
+            (Self::Add, Value::Markup(left), Value::Str(right)) => {
+                Ok(Value::Markup([&**left, &escaped(right)].concat().into()))
+            }
+            (Self::Add, Value::Str(left), Value::Markup(right)) => {
+                Ok(Value::Markup([&*escaped(left), right].concat().into()))
             }
             (Self::Add, Value::List(left), Value::List(right)) => {
                 Ok(Value::list([&left[..], right].concat()))
