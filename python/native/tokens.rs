@@ -17,6 +17,7 @@ pub struct Tokens {
     truncation: Option<String>,
     special: Option<bool>,
     texts: Option<Vec<String>>,
+    text_max: Option<usize>,
     chat: Option<Conversations>,
 }
 
@@ -36,8 +37,8 @@ impl Conversations {
         if let Ok(on) = chat.extract::<bool>() {
             return Ok(on.then(Self::default));
         }
-        if let Ok(template) = chat.extract::<String>() {
-            let template = Some(template);
+        if let Ok(template) = chat.extract::<PathBuf>() {
+            let template = Some(template.to_string_lossy().into_owned());
             return Ok(Some(Self {
                 template,
                 ..Self::default()
@@ -81,6 +82,7 @@ impl Tokens {
         let truncation: Option<String> = given.take("truncation")?;
         let special: Option<bool> = given.take("special_tokens")?;
         let texts: Option<Vec<String>> = given.take("texts")?;
+        let text_max: Option<usize> = given.take("text_max")?;
         let chat: Option<Py<PyAny>> = given.take("chat")?;
         let Some(tokenizer) = tokenizer else {
             let alone = [
@@ -88,6 +90,7 @@ impl Tokens {
                 ("truncation", truncation.is_some()),
                 ("special_tokens", special.is_some()),
                 ("texts", texts.is_some()),
+                ("text_max", text_max.is_some()),
                 ("chat", chat.is_some()),
             ];
             return match alone.iter().find(|(_, given)| *given) {
@@ -109,6 +112,7 @@ impl Tokens {
             truncation,
             special,
             texts,
+            text_max,
             chat: chat.transpose()?.flatten(),
         }))
     }
@@ -146,39 +150,55 @@ impl Tokens {
     /// Adds a decoder for each of the columns.
     pub fn decode(&self, texts: &[&str], builder: LoaderBuilder) -> Result<LoaderBuilder> {
         let tokenizer = Tokenizer::open(&self.tokenizer)?;
-        let is_left = match self.truncation.as_deref() {
+        let side = match self.truncation.as_deref() {
             None => None,
-            Some("right") => Some(false),
-            Some("left") => Some(true),
+            Some("right") => Some(Side::Right),
+            Some("left") => Some(Side::Left),
             Some(other) => {
                 let message = format!("truncation {other:?}: there are \"right\" and \"left\"");
                 return Err(config(message));
             }
         };
-        let names = |text: &str| match texts {
-            [_] => ["input_ids".to_string(), "loss".to_string()],
-            _ => [format!("{text}_input_ids"), format!("{text}_loss")],
-        };
-        let Some(chat) = &self.chat else {
-            return Ok(texts.iter().fold(builder, |builder, text| {
-                let [ids, _] = names(text);
-                let tokenize = Tokenize::new(tokenizer.clone(), self.max_length)
-                    .special_tokens(self.special.unwrap_or(true))
-                    .named(ids);
-                builder.decode_field(
-                    text,
-                    match is_left {
-                        None => tokenize,
-                        Some(false) => tokenize.cut(),
-                        Some(true) => tokenize.cut_left(),
-                    },
-                )
-            }));
-        };
+        match &self.chat {
+            Some(chat) => {
+                let decoder = self.conversations(tokenizer, chat, side)?;
+                Ok(texts.iter().fold(builder, |builder, text| {
+                    let [ids, loss] = names(text, texts);
+                    builder.decode_field(text, decoder.clone().named(ids, loss))
+                }))
+            }
+            None => {
+                let decoder = self.plain(tokenizer, side);
+                Ok(texts.iter().fold(builder, |builder, text| {
+                    let [ids, _] = names(text, texts);
+                    builder.decode_field(text, decoder.clone().named(ids))
+                }))
+            }
+        }
+    }
+
+    fn plain(&self, tokenizer: Tokenizer, side: Option<Side>) -> Tokenize {
+        let mut decoder =
+            Tokenize::new(tokenizer, self.max_length).special_tokens(self.special.unwrap_or(true));
+        if let Some(bytes) = self.text_max {
+            decoder = decoder.text_max(bytes);
+        }
+        match side {
+            None => decoder,
+            Some(Side::Right) => decoder.cut(),
+            Some(Side::Left) => decoder.cut_left(),
+        }
+    }
+
+    fn conversations(
+        &self,
+        tokenizer: Tokenizer,
+        chat: &Conversations,
+        side: Option<Side>,
+    ) -> Result<Chat> {
         if self.special.is_some() {
-            return Err(config(
-                "special_tokens is for plain texts: a chat template writes its own",
-            ));
+            let message = "special_tokens is for plain texts: a chat template writes its own";
+            return Err(config(message));
         }
         let folder = match self.tokenizer.is_file() {
             true => self.tokenizer.parent().unwrap_or(&self.tokenizer),
@@ -192,14 +212,28 @@ impl Tokens {
         if let Some(variables) = &chat.variables {
             decoder = decoder.variables(variables)?;
         }
-        decoder = match is_left {
+        if let Some(bytes) = self.text_max {
+            decoder = decoder.text_max(bytes);
+        }
+        Ok(match side {
             None => decoder,
-            Some(false) => decoder.cut(),
-            Some(true) => decoder.cut_left(),
-        };
-        Ok(texts.iter().fold(builder, |builder, text| {
-            let [ids, loss] = names(text);
-            builder.decode_field(text, decoder.clone().named(ids, loss))
-        }))
+            Some(Side::Right) => decoder.cut(),
+            Some(Side::Left) => decoder.cut_left(),
+        })
+    }
+}
+
+/// The side from which a longer text loses tokens.
+#[derive(Clone, Copy)]
+enum Side {
+    Right,
+    Left,
+}
+
+/// The names of the outputs for one of the columns.
+fn names(text: &str, texts: &[&str]) -> [String; 2] {
+    match texts {
+        [_] => ["input_ids".into(), "loss".into()],
+        _ => [format!("{text}_input_ids"), format!("{text}_loss")],
     }
 }

@@ -314,6 +314,8 @@ class Texts(Source, total=False):
     """False leaves out the special tokens around each text."""
     texts: Sequence[str] | None
     """The columns of texts, if there are several: ["chosen", "rejected"] gives chosen_input_ids and rejected_input_ids."""
+    text_max: int | None
+    """The most bytes of a text; 2 MiB by default. Each worker may need 256 times as much memory: a smaller budget allows less."""
     chat: bool | str | Chat | None
     """Rows are conversations in JSON: messages, or an object with `messages`, and perhaps `tools`, `documents` and
     `chat_template_kwargs`. True: by the chat template of the folder; a name or NAME.jinja: by this one. If it has

@@ -7,7 +7,7 @@
 
 use super::{ChatTemplate, Settings, day};
 use crate::jsonl::json;
-use crate::tokens::{Tokenizer, check_dtype, put_ids};
+use crate::tokens::{MEMORY, TEXT_MAX, Tokenizer, check_dtype, check_text, put_ids};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::decode::{Ctx, Decoder};
 use feedline_core::memory::Row;
@@ -40,6 +40,7 @@ pub struct Chat {
     max: usize,
     dtype: DType,
     cut: Option<TruncationDirection>,
+    text_max: usize,
     settings: Settings,
 }
 
@@ -53,6 +54,7 @@ impl Chat {
             max,
             dtype: DType::I32,
             cut: None,
+            text_max: TEXT_MAX,
             settings: Settings::default(),
         }
     }
@@ -82,6 +84,13 @@ impl Chat {
     #[must_use]
     pub fn named(mut self, ids: impl Into<String>, loss: impl Into<String>) -> Self {
         self.names = [ids.into(), loss.into()];
+        self
+    }
+
+    /// Maximum bytes of a conversation's text; see [`Tokenize::text_max`](crate::Tokenize::text_max).
+    #[must_use]
+    pub fn text_max(mut self, bytes: usize) -> Self {
+        self.text_max = bytes;
         self
     }
 
@@ -142,8 +151,16 @@ impl Decoder for Chat {
         Ok(fields)
     }
 
+    fn scratch_bytes(&self) -> usize {
+        self.text_max.saturating_mul(MEMORY)
+    }
+
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let rendered = self.template.rendered(input, &self.settings)?;
+        check_text(
+            &rendered.text,
+            self.scratch_bytes().min(ctx.scratch_limit()),
+        )?;
         let marks = self.template.marks_generation();
         let mut encoding = self.tokenizer.spans(&rendered.text, marks)?;
         if let Some(side) = self.cut {

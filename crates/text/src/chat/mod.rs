@@ -238,3 +238,13 @@ fn message(message: &Value) -> Result<Value> {
     }
     Ok(Value::Dict(Rc::new(dict)))
 }
+
+/// For fuzz targets: whether a template renders a conversation.
+#[cfg(feature = "unstable")]
+pub fn fuzz(source: &str, conversation: &[u8]) -> bool {
+    let template = ChatTemplate::new(source, [("bos_token", "<s>")]);
+    template.is_ok_and(|template| {
+        let rendered = template.rendered(conversation, &Settings::default());
+        rendered.is_ok()
+    })
+}
