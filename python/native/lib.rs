@@ -34,7 +34,7 @@ mod python;
 mod source;
 mod stream;
 mod tensor;
-mod tokens;
+mod texts;
 mod xla;
 
 use pyo3::exceptions::PyImportError;

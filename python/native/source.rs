@@ -4,7 +4,7 @@ use crate::error::{config, exception};
 use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
-use crate::tokens::Tokens;
+use crate::texts::Texts;
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Jsonl, Mds, Megatron, Missing,
     Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder,
@@ -67,7 +67,7 @@ pub struct Source {
     missing: Option<String>,
     join_columns: Option<Vec<String>>,
     table: Option<TableFiles>,
-    tokens: Option<Tokens>,
+    texts: Option<Texts>,
 }
 
 /// Files of a table, of which another library has read the log.
@@ -414,7 +414,7 @@ impl Source {
                 .take::<Py<PyDict>>("table")?
                 .map(|table| TableFiles::of(table.bind(given.py())))
                 .transpose()?,
-            tokens: Tokens::of(given)?,
+            texts: Texts::of(given)?,
         })
     }
 
@@ -452,19 +452,16 @@ impl Source {
                 names.join(", ")
             )));
         }
-        let texts = match &self.tokens {
-            Some(tokens) => tokens.texts(&schema)?,
-            None => Vec::new(),
-        };
-        let builder = Loader::builder(dataset.clone());
-        let builder = match &self.tokens {
-            Some(tokens) => tokens.decode(&texts, builder)?,
-            None => builder,
-        };
+        let mut builder = Loader::builder(dataset.clone());
+        let mut tokenized = Vec::new();
+        if let Some(texts) = &self.texts {
+            tokenized = texts.columns(&schema)?;
+            builder = texts.decode(&tokenized, builder)?;
+        }
         schema
             .iter()
             .enumerate()
-            .filter(|(_, field)| !texts.contains(&field.name.as_str()))
+            .filter(|(_, field)| !tokenized.contains(&field.name.as_str()))
             .try_fold(builder, |builder, (number, field)| {
                 if let Some((function, declared)) =
                     self.decoders.iter().find(|(_, of)| of.0 == field.name)
@@ -999,7 +996,7 @@ impl Source {
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
             ("table", self.table.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
-            ("tokenizer", self.tokens.is_some(), &["jsonl", "parquet"]),
+            ("tokenizer", self.texts.is_some(), &["jsonl", "parquet"]),
         ];
         let index: Owned<'_> = (
             "index_file",
@@ -1111,9 +1108,9 @@ impl Source {
             builder = builder.index_file(file);
         }
         let text = ["text:bytes".to_string()];
-        let columns = match (&self.columns, &self.tokens) {
+        let columns = match (&self.columns, &self.texts) {
             (Some(columns), _) => columns.as_slice(),
-            (None, Some(tokens)) if !tokens.is_chat() => &text,
+            (None, Some(texts)) if !texts.is_chat() => &text,
             (None, _) => &[],
         };
         columns.iter().try_fold(builder, |builder, column| {

@@ -102,7 +102,7 @@ def test_snippets_of_the_fixture_are_those_of_jinja2(monkeypatch):
 
     monkeypatch.setattr(utils, "datetime", Day)
     table = json.loads((FIXTURES / "chat/snippets.json").read_text())
-    line = table["line"]
+    line = json.loads(table["line"])
     for source, expected in table["rows"]:
         try:
             (text,), _ = utils.render_jinja_template(

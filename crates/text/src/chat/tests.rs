@@ -21,10 +21,7 @@ fn chat(source: &str) -> Result<Chat> {
 fn snippets_are_rendered_as_by_jinja2() {
     let json = std::fs::read_to_string(fixtures().join("chat/snippets.json")).unwrap();
     let table: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let line = serde_json::to_vec(&table["line"]).unwrap();
-    let line = String::from_utf8(line).unwrap();
-    // `serde_json` rounds it.
-    let line = line.replace("1.1805916207174113e21", "1180591620717411303424");
+    let line = table["line"].as_str().unwrap();
     let rows = table["rows"].as_array().unwrap();
     assert!(rows.len() >= 70);
     for row in rows {

@@ -11,7 +11,7 @@ use pyo3::types::PyDict;
 use std::path::{Path, PathBuf};
 
 /// How texts become tokens.
-pub struct Tokens {
+pub struct Texts {
     tokenizer: PathBuf,
     max_length: usize,
     truncation: Option<String>,
@@ -74,7 +74,7 @@ impl Conversations {
     }
 }
 
-impl Tokens {
+impl Texts {
     /// The settings, if there is a tokenizer.
     pub fn of(given: &mut Given<'_>) -> PyResult<Option<Self>> {
         let tokenizer: Option<PathBuf> = given.take("tokenizer")?;
@@ -123,7 +123,7 @@ impl Tokens {
     }
 
     /// The columns that become tokens: those that are named, or the only one.
-    pub fn texts<'a>(&'a self, schema: &'a [EncodedField]) -> Result<Vec<&'a str>> {
+    pub fn columns<'a>(&'a self, schema: &'a [EncodedField]) -> Result<Vec<&'a str>> {
         let bytes = schema
             .iter()
             .filter(|field| field.encoding == Encoding::Bytes);
