@@ -72,7 +72,7 @@ def test_conversations_are_those_of_transformers(tmp_path):
     path = lines(tmp_path / "a.jsonl", LINES)
     folder = model(tmp_path / "model", chat_template=TEMPLATE)
     judge = opened(folder)
-    loader = fn.jsonl(path, tokenizer=folder, chat=True, max_length=900, **SETTINGS)
+    loader = fn.jsonl(path, tokenizer=folder, chat=True, max_length=2000, **SETTINGS)
     expected = [
         judge.apply_chat_template(
             line["messages"], tools=line.get("tools"), return_dict=True, return_assistant_tokens_mask=True,
@@ -86,7 +86,7 @@ def test_conversations_are_those_of_transformers(tmp_path):
     cut = fn.jsonl(path, tokenizer=folder, chat=True, max_length=20, truncation="left", **SETTINGS)
     assert list(rows_of(cut)) == [row["input_ids"][-20:] for row in expected]
     assert list(rows_of(cut, "loss")) == [row["assistant_masks"][-20:] for row in expected]
-    several = fn.jsonl(path, columns=["messages:json", "x:json"], missing_zero=True, tokenizer=folder, texts=["messages"], chat=True, max_length=900,
+    several = fn.jsonl(path, columns=["messages:json", "x:json"], missing_zero=True, tokenizer=folder, texts=["messages"], chat=True, max_length=2000,
                        up_to={"x": 9}, **SETTINGS)  # fmt: skip
     bare = [judge.apply_chat_template(line["messages"])["input_ids"] for line in LINES]
     assert list(rows_of(several)) == bare
