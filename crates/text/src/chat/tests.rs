@@ -28,7 +28,8 @@ fn snippets_are_rendered_as_by_jinja2() {
         let source = row[0].as_str().unwrap();
         let text = chat(source).and_then(|chat| chat.text(line.as_bytes()));
         match (row[1].as_str(), text) {
-            (Some(expected), text) => assert_eq!(text.unwrap(), expected, "{source}"),
+            (Some(expected), Ok(text)) => assert_eq!(text, expected, "{source}"),
+            (Some(_), Err(error)) => panic!("{source}: {error}"),
             (None, Err(error)) => {
                 assert!(error.to_string().contains("raised"), "{source}: {error}")
             }
