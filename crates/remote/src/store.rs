@@ -1,7 +1,8 @@
 //! Stores of the process, and objects with their version.
 
 use super::credentials::{Credentials, Library, Renewed};
-use super::http::{Connector, Web, cause};
+use super::http::{Connector, Kind, Web, cause};
+use super::hub::{Hub, OBJECTS, without_revision};
 use super::limit::Limit;
 use super::profile::Profile;
 use super::registry::Lists;
@@ -18,6 +19,7 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -47,7 +49,9 @@ pub struct Store {
     pub(super) client: Arc<dyn ObjectStore>,
     /// Whether another crate registered it.
     pub(super) is_registered: bool,
-    /// `None` for HTTP servers: they have no listing.
+    /// The repository of a `hf://` URL.
+    pub(super) hub: Option<Arc<Hub>>,
+    /// `None` for HTTP servers, which have no listing, and for the Hub.
     pub(super) lists: Option<Arc<dyn PaginatedListStore>>,
     /// `None` for requests without a signature.
     pub(super) credentials: Option<Arc<dyn Renewed>>,
@@ -82,18 +86,21 @@ struct Net {
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
     /// The user's options of stores, which are added to the environment's.
     options: Mutex<BTreeMap<String, Options>>,
+    /// The commits of revisions of the Hub, by store. A name means one commit in a process.
+    commits: Mutex<BTreeMap<String, String>>,
     /// The state of a forked child.
     next: OnceLock<Box<Net>>,
 }
 
 /// The state of the calling process. A forked child has none of its parent's threads, and the
-/// parent's connections and locks may be in use. So the child takes over only the options.
+/// parent's connections and locks may be in use. So the child takes over only options and commits.
 fn net() -> &'static Net {
     static FIRST: OnceLock<Box<Net>> = OnceLock::new();
     let mut place = &FIRST;
     let mut parent = None::<&Net>;
     loop {
         let options = || Some(parent?.options.try_lock().ok()?.clone());
+        let commits = || Some(parent?.commits.try_lock().ok()?.clone());
         let new = || Net {
             process: Process::current(),
             runtime: OnceLock::new(),
@@ -101,6 +108,7 @@ fn net() -> &'static Net {
             web: OnceLock::new(),
             stores: Mutex::default(),
             options: Mutex::new(options().unwrap_or_default()),
+            commits: Mutex::new(commits().unwrap_or_default()),
             next: OnceLock::new(),
         };
         let net = place.get_or_init(|| Box::new(new()));
@@ -189,19 +197,39 @@ pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
     if let Some(store) = stores.get(&name) {
         return Ok(store.clone());
     }
-    let options = net.options.hold().get(&name).cloned().unwrap_or_default();
+    let all = net.options.hold();
+    let found = all.get(&name).or_else(|| all.get(&repository(&name)));
+    let options = found.cloned().unwrap_or_default();
+    drop(all);
     let store = Arc::new(Store::open(url, name.clone(), &options)?);
     stores.insert(name, store.clone());
     Ok(store)
 }
 
-/// Replaces a store with one that has these options, for all opens and reads after this.
+/// The name of a store without the revision of a repository.
+fn repository(name: &str) -> String {
+    let plain = without_revision(name.into());
+    plain.to_string_lossy().trim_end_matches('/').into()
+}
+
+/// Keeps the commit of a revision, for forked children and stores with other options.
+pub(super) fn keep_commit(store: &str, commit: &str) {
+    net().commits.hold().insert(store.into(), commit.into());
+}
+
+/// Replaces a store with one that has these options, for all opens and reads after this. Revisions
+/// of a repository of the Hub are resolved anew.
 pub fn configure(name: &str, options: Options) -> Result<()> {
     let net = net();
     let url = Url::parse(Path::new(name))?;
-    let store = Arc::new(Store::open(&url, url.store(), &options)?);
-    net.stores.hold().insert(url.store(), store);
-    net.options.hold().insert(url.store(), options);
+    let name = url.store();
+    let others = |other: &String| repository(other) != name && *other != name;
+    net.commits.hold().retain(|other, _| others(other));
+    let store = Arc::new(Store::open(&url, name.clone(), &options)?);
+    let mut stores = net.stores.hold();
+    stores.retain(|other, _| others(other));
+    stores.insert(name.clone(), store);
+    net.options.hold().insert(name, options);
     Ok(())
 }
 
@@ -212,7 +240,7 @@ pub fn configure(name: &str, options: Options) -> Result<()> {
 macro_rules! bucket {
     ($builder:ty, $prefixes:expr, $name:expr, $options:expr) => {{
         let connector = Connector {
-            is_bucket: true,
+            kind: Kind::Bucket,
             shared: &net().web,
         };
         let builder = <$builder>::new()
@@ -302,6 +330,10 @@ impl Store {
         let chosen = by_time.into_iter().next_back().map(|(_, value)| value);
         let by_time = is_true(chosen.or_else(|| std::env::var(ALL_BY_TIME).ok()));
         let options = &options;
+        let hub = match url.scheme {
+            Scheme::Hub => Some(Self::hub(url, &name, options)?),
+            _ => None,
+        };
         let Client {
             reads,
             lists,
@@ -311,6 +343,7 @@ impl Store {
             Scheme::Gcs => Self::gcs(url, options),
             Scheme::Azure => Self::azure(url, options),
             Scheme::Http | Scheme::Https => Self::http(&name, options),
+            Scheme::Hub => Self::objects(hub.as_ref()),
             Scheme::Other(registered) => {
                 (registered.open)(&url.bucket, options).map(|reads| Client {
                     lists: Some(Arc::new(Lists(reads.clone()))),
@@ -323,6 +356,7 @@ impl Store {
         Ok(Self {
             name,
             client: reads,
+            hub,
             is_registered: matches!(url.scheme, Scheme::Other(_)),
             lists,
             credentials,
@@ -401,23 +435,34 @@ impl Store {
             let message = format!("an HTTP server has no option {name:?}");
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
-        let connector = Connector {
-            is_bucket: false,
-            shared: &net().web,
-        };
-        let builder = HttpBuilder::new()
-            .with_url(name)
-            .with_client_options(plain())
-            .with_retry(no_retries());
-        let store = builder
-            .with_http_connector(connector)
-            .build()
-            .map_err(refused)?;
+        let reads = server(name, Kind::Server)?;
         Ok(Client {
-            reads: Arc::new(store),
+            reads,
             lists: None,
             credentials: None,
         })
+    }
+
+    fn hub(url: &Url, name: &str, options: &Options) -> Result<Arc<Hub>> {
+        let commit = net().commits.hold().get(name).cloned();
+        let hub = Hub::new(&url.bucket, commit, &clean(options)?);
+        hub.map_err(|error| error.with_path(name))
+    }
+
+    /// The objects of a repository.
+    fn objects(hub: Option<&Arc<Hub>>) -> Result<Client> {
+        let kind = hub.map_or(Kind::Server, |hub| Kind::Hub(hub.clone()));
+        let token = hub.map(|hub| -> Arc<dyn Renewed> { hub.token() });
+        Ok(Client {
+            reads: server(OBJECTS, kind)?,
+            lists: None,
+            credentials: token,
+        })
+    }
+
+    /// Whether objects can be listed.
+    pub(super) fn has_listing(&self) -> bool {
+        self.lists.is_some() || self.hub.is_some()
     }
 
     /// The version of an object: its etag without quotes, or else the time of its last change.
@@ -447,6 +492,26 @@ struct Client {
     reads: Arc<dyn ObjectStore>,
     lists: Option<Arc<dyn PaginatedListStore>>,
     credentials: Option<Arc<dyn Renewed>>,
+}
+
+/// The objects of an HTTP server.
+fn server(url: &str, kind: Kind) -> Result<Arc<dyn ObjectStore>> {
+    let builder = HttpBuilder::new()
+        .with_url(url)
+        .with_client_options(plain())
+        .with_retry(no_retries());
+    let shared = &net().web;
+    let built = builder
+        .with_http_connector(Connector { kind, shared })
+        .build();
+    Ok(Arc::new(built.map_err(refused)?))
+}
+
+/// A client for other requests than those for objects.
+pub(super) fn client(kind: Kind) -> Result<HttpClient> {
+    let shared = &net().web;
+    let connected = Connector { kind, shared }.connect(&plain());
+    connected.map_err(refused)
 }
 
 fn unsigned<S: ObjectStore + PaginatedListStore>(store: object_store::Result<S>) -> Result<Client> {

@@ -1,0 +1,764 @@
+//! Repositories of the Hugging Face Hub: `hf://datasets/org/name@revision/path`.
+//!
+//! ```text
+//! @main ──/api/datasets/org/name/revision/main──► commit          once per process, and per machine
+//!           /api/…/tree/COMMIT/folder, by pages ──► lengths, hashes              once per machine
+//!           /…/resolve/COMMIT/path ──► hash, length, signed URL ──► ranges from the CDN's host
+//!             with the token             │                             without the token
+//!                                        └── kept until the CDN refuses it, then asked for anew
+//! ```
+//!
+//! The client library asks for objects of [`OBJECTS`]; [`Hub::answered`] sends what the Hub
+//! understands. The version of an object is the hash that the Hub names: SHA-256 of a large file,
+//! the Git hash of a small one. The CDN has etags of its own, which count for nothing.
+//!
+//! Limits: [`FRESH`] for a revision that another process resolved; metadata of at most [`READ`]
+//! bytes per read is shared by the machine (`shared`).
+//!
+//! Invariants:
+//! * All requests of a store name one commit.
+//! * The token is sent to the endpoint's own origin alone, and shown nowhere.
+//! * A quota that is used up pauses all processes of the machine. A pause is no failure.
+
+use super::credentials::{Credentials, Fresh, Source, refused};
+use super::fetch;
+use super::http::{Answer, Kind, Note, Service, is_redirect, text_of};
+use super::shared::Shared;
+use super::store::{Options, Store, client, keep_commit};
+use async_trait::async_trait;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::sync::Hold;
+use object_store::client::{
+    HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+};
+use object_store::path::Path as Key;
+use object_store::{CredentialProvider, HeaderMap, ObjectMeta};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use reqwest::Url;
+use reqwest::header::HeaderValue;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// The address of an object, for the client library.
+pub(super) const OBJECTS: &str = "http://hub.invalid";
+
+const ENDPOINT: &str = "https://huggingface.co";
+
+/// How long a revision that a process of the machine has resolved counts for others.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// What never changes.
+const EVER: Duration = Duration::MAX;
+
+/// Maximum bytes of a read that the machine shares: footers and headers, no samples.
+const READ: u64 = 1 << 20;
+
+/// Maximum bytes of a footer that the machine shares.
+const FOOTER: u64 = 64 << 20;
+
+/// Pause after a 429 that names none.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Longest pause that is believed: twice the Hub's window.
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
+const REDIRECTS: usize = 5;
+
+/// Maximum characters of a message of the Hub.
+const WORDS: usize = 300;
+
+/// What is left as it is in a segment of the Hub's URLs.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
+
+/// A repository and its revision.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Repo {
+    /// `datasets`, `models` or `spaces`.
+    kind: &'static str,
+    /// `org/name`.
+    id: String,
+    revision: String,
+}
+
+const KINDS: [&str; 3] = ["datasets", "models", "spaces"];
+
+impl Repo {
+    /// The repository with its revision, and the path in it. Some revisions have a slash.
+    pub(super) fn split(rest: &str) -> (&str, &str) {
+        let slash = |from: usize| rest[from..].find('/').map(|at| from + at);
+        let named = KINDS
+            .iter()
+            .chain(&["buckets", "kernels"])
+            .find(|kind| rest.starts_with(&format!("{kind}/")));
+        let owner = named.map_or(0, |kind| kind.len() + 1);
+        let Some(mut end) = slash(owner).map(|at| slash(at + 1).unwrap_or(rest.len())) else {
+            return (rest, "");
+        };
+        let refs = rest[..end].ends_with("@refs");
+        if let Some(kind) = slash(end + 1).filter(|_| refs) {
+            end = slash(kind + 1).unwrap_or(rest.len());
+        }
+        (&rest[..end], rest.get(end + 1..).unwrap_or(""))
+    }
+
+    /// Parses the first part of [`split`](Self::split). Errors: [`ErrorKind::Config`].
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        let (kind, rest) = KINDS
+            .into_iter()
+            .find_map(|kind| Some((kind, text.strip_prefix(kind)?.strip_prefix('/')?)))
+            .unwrap_or(("models", text));
+        let (id, revision) = rest.split_once('@').unwrap_or((rest, "main"));
+        let owner = id.split('/').next().unwrap_or_default();
+        if ["buckets", "kernels"].contains(&owner) {
+            return bad("buckets and kernels of the Hub are not read; use a dataset or a model");
+        }
+        let is_plain = |part: &str| {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            !part.is_empty() && part.chars().all(allowed) && !part.starts_with('.')
+        };
+        let singular = ["dataset", "model", "space"].contains(&owner);
+        if singular || id.split('/').count() != 2 || !id.split('/').all(is_plain) {
+            return bad("not a repository of the Hub; use hf://datasets/org/name@revision/path, or \
+                 hf://org/name@revision/path for a model");
+        }
+        let revision = percent_decode_str(revision).decode_utf8_lossy();
+        if revision.is_empty() || revision.contains(char::is_control) {
+            return bad("the revision is empty or has a control character; name a branch, a tag or \
+                 a commit");
+        }
+        let revision = match revision.strip_prefix('~') {
+            Some(name) => format!("refs/convert/{name}"),
+            None => revision.into_owned(),
+        };
+        let id = id.to_string();
+        Ok(Self { kind, id, revision })
+    }
+
+    /// `datasets/org/name`, or `org/name` for a model.
+    fn page(&self) -> String {
+        match self.kind {
+            "models" => self.id.clone(),
+            kind => format!("{kind}/{}", self.id),
+        }
+    }
+}
+
+/// A `hf://` URL without its revision: a name of content that stays the same in other commits.
+/// Other URLs stay as they are.
+pub fn without_revision(url: PathBuf) -> PathBuf {
+    let plain = url.to_str().and_then(|text| {
+        let (repo, key) = Repo::split(text.strip_prefix("hf://")?);
+        let (repo, _) = repo.split_once('@')?;
+        Some(format!("hf://{repo}/{key}").into())
+    });
+    plain.unwrap_or(url)
+}
+
+/// A store's repository at one commit.
+pub(super) struct Hub {
+    endpoint: Url,
+    repo: Repo,
+    commit: OnceLock<String>,
+    token: Arc<Credentials<Token>>,
+    is_offline: bool,
+    shared: Shared,
+    /// Where the CDN has objects, by encoded path. Locked while the Hub is asked.
+    places: Mutex<HashMap<String, Arc<Located>>>,
+    /// Listings of folders.
+    listings: Mutex<HashMap<String, Arc<Vec<ObjectMeta>>>>,
+}
+
+type Located = tokio::sync::Mutex<Option<Arc<Place>>>;
+
+/// A signed URL, which expires, and what the Hub says of the object.
+struct Place {
+    url: Url,
+    linked: Linked,
+}
+
+/// Etag and length of the object behind a redirect.
+#[derive(Clone, Debug, Default)]
+struct Linked {
+    etag: Option<String>,
+    len: Option<String>,
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Hub {:?}", self.repo)
+    }
+}
+
+/// A value of the environment that is set.
+fn variable(name: &str) -> Option<String> {
+    let value = std::env::var(name).ok()?;
+    Some(value.trim().to_string()).filter(|value| !value.is_empty())
+}
+
+fn is_set(name: &str) -> bool {
+    variable(name).is_some_and(|value| {
+        ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
+    })
+}
+
+fn path_of(text: String) -> PathBuf {
+    match (text.strip_prefix("~/"), std::env::home_dir()) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => text.into(),
+    }
+}
+
+/// The folder of Hugging Face's libraries.
+fn home() -> PathBuf {
+    variable("HF_HOME").map_or_else(
+        || path_of(variable("XDG_CACHE_HOME").unwrap_or("~/.cache".into())).join("huggingface"),
+        path_of,
+    )
+}
+
+/// The folder for what the processes of a machine share: answers of the Hub, indexes of objects.
+pub fn folder() -> PathBuf {
+    let assets = variable("HF_ASSETS_CACHE").map_or_else(|| home().join("assets"), path_of);
+    assets.join("feedline")
+}
+
+/// An access token, if there is one.
+pub(super) struct Token(Option<HeaderValue>);
+
+/// Where tokens come from: the option `token`, the environment, the file of `hf auth login`.
+struct Tokens(Option<String>);
+
+#[async_trait]
+impl Source<Token> for Tokens {
+    /// Reads the file again: it may have another token by now.
+    async fn get(&self, _: bool) -> Result<Fresh<Token>> {
+        let file = variable("HF_TOKEN_PATH").map_or_else(|| home().join("token"), path_of);
+        let given = self.0.clone();
+        let named = || variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
+        let token = given.or_else(named).or_else(|| std::fs::read_to_string(file).ok());
+        let token = token.map(|token| token.trim().to_string());
+        let header = token.filter(|token| !token.is_empty()).map(|token| {
+            let mut header = HeaderValue::try_from(format!("Bearer {token}"))
+                .map_err(|_| refused("HF_TOKEN has a character that no header may contain"))?;
+            header.set_sensitive(true);
+            Ok(header)
+        });
+        Ok(Fresh::new(Token(header.transpose()?), None))
+    }
+}
+
+/// A file in a listing.
+#[derive(Deserialize, Serialize)]
+struct Listed {
+    path: String,
+    size: u64,
+    etag: String,
+}
+
+/// An entry of the Hub's listing.
+#[derive(Deserialize)]
+struct Entry {
+    r#type: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    oid: String,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    oid: String,
+    size: u64,
+}
+
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+}
+
+impl Hub {
+    /// Errors: [`ErrorKind::Config`] for an option or an endpoint that cannot be used.
+    pub(super) fn new(bucket: &str, commit: Option<String>, options: &Options) -> Result<Arc<Self>> {
+        let config = |message: String| Error::new(ErrorKind::Config, Stage::Index, message);
+        let mut endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
+        let mut token = None;
+        for (name, value) in options {
+            match name.as_str() {
+                "endpoint" => endpoint = value.clone(),
+                "token" => token = Some(value.clone()),
+                _ => return Err(config(format!("the Hub has no option {name:?}"))),
+            }
+        }
+        let parsed = Url::parse(endpoint.trim_end_matches('/')).ok();
+        let is_plain = |url: &Url| {
+            ["http", "https"].contains(&url.scheme())
+                && url.username().is_empty()
+                && url.query().is_none()
+        };
+        let endpoint = parsed.filter(is_plain).ok_or_else(|| {
+            let message = "HF_ENDPOINT is not a web address; use https://huggingface.co, or unset it";
+            config(message.into())
+        })?;
+        let repo = Repo::parse(bucket)?;
+        let is_commit = |name: &String| name.len() == 40 && name.bytes().all(|b| b.is_ascii_hexdigit());
+        let commit = commit.or(Some(repo.revision.clone()).filter(is_commit));
+        Ok(Arc::new(Self {
+            endpoint,
+            repo,
+            commit: commit.map_or_else(OnceLock::new, OnceLock::from),
+            token: Arc::new(Credentials::new(Tokens(token))),
+            is_offline: is_set("HF_HUB_OFFLINE") || is_set("TRANSFORMERS_OFFLINE"),
+            shared: Shared::new(folder().join("hub")),
+            places: Mutex::default(),
+            listings: Mutex::default(),
+        }))
+    }
+
+    pub(super) fn token(&self) -> Arc<Credentials<Token>> {
+        self.token.clone()
+    }
+
+    /// The commit, once it is known.
+    pub(super) fn commit(&self) -> Option<&str> {
+        self.commit.get().map(String::as_str)
+    }
+
+    /// The name of a shared answer.
+    fn name(&self, what: &str) -> String {
+        format!("{}/{} {what}", self.endpoint, self.repo.page())
+    }
+
+    fn api(&self, call: &str, revision: &str) -> String {
+        let Repo { kind, id, .. } = &self.repo;
+        let endpoint = self.endpoint.as_str().trim_end_matches('/');
+        let revision = utf8_percent_encode(revision, SEGMENT);
+        format!("{endpoint}/api/{kind}/{id}/{call}/{revision}")
+    }
+
+    /// Finds the commit of the revision, if it is not known.
+    pub(super) async fn resolve(self: &Arc<Self>, store: &Store) -> Result<&str> {
+        if let Some(commit) = self.commit() {
+            return Ok(commit);
+        }
+        let name = self.name(&format!("revision {}", self.repo.revision));
+        let life = if self.is_offline { EVER } else { FRESH };
+        let url = self.api("revision", &self.repo.revision) + "?expand=sha";
+        let found = self.shared.once(name, life, async {
+            let (answer, _) = self.ask(store, url).await?;
+            let Revision { sha } = serde_json::from_slice(&answer).map_err(odd)?;
+            let is_commit = sha.len() == 40 && sha.bytes().all(|byte| byte.is_ascii_hexdigit());
+            match is_commit {
+                true => Ok(sha.into_bytes()),
+                false => Err(io("the Hub names no commit for the revision")),
+            }
+        });
+        let commit = String::from_utf8_lossy(&found.await?).into_owned();
+        // Of two threads, the first one counts.
+        let commit = self.commit.get_or_init(|| commit);
+        keep_commit(&store.name, commit);
+        Ok(commit)
+    }
+
+    /// All files below a folder, which is empty for the whole repository.
+    pub(super) async fn files(
+        self: &Arc<Self>,
+        store: &Store,
+        folder: &str,
+    ) -> Result<Arc<Vec<ObjectMeta>>> {
+        let commit = self.resolve(store).await?;
+        let above = |known: &&String| {
+            known.is_empty() || folder == known.as_str() || folder.starts_with(&format!("{known}/"))
+        };
+        let known = {
+            let listings = self.listings.hold();
+            let found = listings.keys().find(above).map(|name| listings[name].clone());
+            found
+        };
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let name = self.name(&format!("tree {commit} {folder}"));
+        let found = self.shared.once(name, EVER, self.listing(store, commit, folder));
+        let listed: Vec<Listed> = serde_json::from_slice(&found.await?).map_err(odd)?;
+        let files = listed.into_iter().filter_map(|file| {
+            Some(ObjectMeta {
+                location: Key::parse(&file.path).ok()?,
+                last_modified: Default::default(),
+                size: file.size,
+                e_tag: Some(file.etag),
+                version: None,
+            })
+        });
+        let files = Arc::new(files.collect::<Vec<_>>());
+        self.listings.hold().insert(folder.into(), files.clone());
+        Ok(files)
+    }
+
+    /// All pages of a listing, as JSON of [`Listed`].
+    async fn listing(self: &Arc<Self>, store: &Store, commit: &str, folder: &str) -> Result<Vec<u8>> {
+        let path = match folder {
+            "" => String::new(),
+            folder => format!("/{}", utf8_percent_encode(folder, SEGMENT)),
+        };
+        let mut url = self.api("tree", commit) + &path + "?recursive=true&expand=false";
+        let mut listed = Vec::new();
+        loop {
+            let (page, next) = self.ask(store, url.clone()).await?;
+            let entries: Vec<Entry> = serde_json::from_slice(&page).map_err(odd)?;
+            let is_empty = entries.is_empty();
+            listed.extend(entries.into_iter().filter(|entry| entry.r#type == "file").map(|entry| {
+                let Entry { path, size, oid, lfs, .. } = entry;
+                let (size, etag) = lfs.map_or((size, oid), |lfs| (lfs.size, lfs.oid));
+                Listed { path, size, etag }
+            }));
+            let Some(next) = next else {
+                return serde_json::to_vec(&listed).map_err(odd);
+            };
+            if is_empty || next == url {
+                return Err(io("the Hub's listing does not end: a page continues at the same place"));
+            }
+            url = next;
+        }
+    }
+
+    /// The answer of the API to one request, and the address of the next page.
+    async fn ask(self: &Arc<Self>, store: &Store, url: String) -> Result<(Vec<u8>, Option<String>)> {
+        let client = client(Kind::Hub(self.clone()))?;
+        fetch::asked(store, &Key::default(), |note: Note| {
+            let client = client.clone();
+            let url = url.clone();
+            let hub = self.clone();
+            Box::pin(async move {
+                let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
+                    object_store::Error::Generic { store: "Hub", source }
+                };
+                let mut request = HttpRequest::new(HttpRequestBody::empty());
+                *request.uri_mut() = url.parse().map_err(|error| failed(Box::new(error)))?;
+                request.extensions_mut().insert(note);
+                let response = client.execute(request).await.map_err(|error| failed(error.into()))?;
+                if !response.status().is_success() {
+                    return Err(failed("the Hub refused".into()));
+                }
+                let next = text_of(response.headers(), "link").and_then(next_of);
+                let next = next.and_then(|next| Url::parse(&url).ok()?.join(next).ok());
+                // Another host would get the token.
+                let next = next.filter(|next| next.origin() == hub.endpoint.origin());
+                let body = response.into_body().bytes().await;
+                let body = body.map_err(|error| failed(error.into()))?;
+                Ok((body.to_vec(), next.map(String::from)))
+            })
+        })
+        .await
+    }
+
+    /// Looks up an object once per machine. `ask`: asks the Hub.
+    pub(super) async fn looked_up(
+        self: &Arc<Self>,
+        store: &Store,
+        key: &Key,
+        ask: impl Future<Output = Result<ObjectMeta>> + Send,
+    ) -> Result<ObjectMeta> {
+        let commit = self.resolve(store).await?;
+        let name = self.name(&format!("file {commit} {key}"));
+        let found = self.shared.once(name, EVER, async {
+            let ObjectMeta { size, e_tag, .. } = ask.await?;
+            let (path, etag) = (key.to_string(), e_tag.unwrap_or_default());
+            serde_json::to_vec(&Listed { path, size, etag }).map_err(odd)
+        });
+        let Listed { size, etag, .. } = serde_json::from_slice(&found.await?).map_err(odd)?;
+        Ok(ObjectMeta {
+            location: key.clone(),
+            last_modified: Default::default(),
+            size,
+            e_tag: Some(etag).filter(|etag| !etag.is_empty()),
+            version: None,
+        })
+    }
+
+    /// Reads metadata of an object of `len` bytes once per machine, if it is a header, a footer or
+    /// a small file.
+    pub(super) async fn read(
+        &self,
+        pin: &str,
+        range: std::ops::Range<u64>,
+        len: u64,
+        ask: impl Future<Output = Result<Vec<u8>>> + Send,
+    ) -> Result<Vec<u8>> {
+        let count = range.end - range.start;
+        let is_footer = len - range.end <= 8 && count <= FOOTER;
+        if pin.is_empty() || (count > READ && !is_footer) {
+            return ask.await;
+        }
+        let name = self.name(&format!("bytes {pin} {range:?}"));
+        let found = self.shared.once(name, EVER, ask).await?;
+        if found.len() as u64 == count {
+            return Ok(found);
+        }
+        Err(io("a shared range has another length"))
+    }
+
+    /// The answer to a request for an object, or of the API: `moved` is the CDN's host.
+    pub(super) async fn answered(
+        &self,
+        service: &Service,
+        mut request: HttpRequest,
+        note: &Note,
+        moved: &mut Option<String>,
+    ) -> std::result::Result<HttpResponse, HttpError> {
+        // The CDN has other etags: answers are compared with the one that the Hub names.
+        request.headers_mut().remove("if-match");
+        request.headers_mut().insert("accept-encoding", HeaderValue::from_static("identity"));
+        let url = request.uri().to_string();
+        let Some(path) = url.strip_prefix(OBJECTS) else {
+            let url = url.parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+            return self.from_hub(service, request, note, url, "api").await.map(|(response, ..)| response);
+        };
+        let located = self.places.hold().entry(path.into()).or_default().clone();
+        let is_head = request.method().as_str() == "HEAD";
+        let known = located.lock().await.clone().filter(|_| !is_head);
+        if let Some(place) = &known {
+            let response = self.from_cdn(service, request.clone(), note, place, moved).await;
+            let status = response.as_ref().map_or(0, |response| response.status().as_u16());
+            if (200..300).contains(&status) || status == 416 || status == 429 {
+                return response;
+            }
+            // The signature has expired, or the CDN has moved: the Hub names the place anew.
+            let mut now = located.lock().await;
+            if now.as_ref().is_some_and(|now| Arc::ptr_eq(now, place)) {
+                *now = None;
+            }
+            drop(now);
+            if !(400..500).contains(&status) {
+                return response;
+            }
+        }
+        let mut now = located.lock().await;
+        if let Some(place) = now.clone().filter(|_| !is_head) {
+            drop(now);
+            return self.from_cdn(service, request, note, &place, moved).await;
+        }
+        let commit = self.commit().unwrap_or(&self.repo.revision);
+        let commit = utf8_percent_encode(commit, SEGMENT);
+        let endpoint = self.endpoint.as_str().trim_end_matches('/');
+        let url = format!("{endpoint}/{}/resolve/{commit}{path}", self.repo.page());
+        let url = url.parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let answer = self.from_hub(service, request.clone(), note, url, "resolvers").await;
+        let (mut response, linked, place) = answer?;
+        let Some(url) = place else {
+            dress(&mut response, &linked);
+            return Ok(response);
+        };
+        let place = Arc::new(Place { url, linked });
+        *now = Some(place.clone());
+        drop(now);
+        let len = place.linked.len.as_deref().and_then(|len| HeaderValue::try_from(len).ok());
+        if let (true, Some(len), Ok(ok)) = (is_head, len, 200.try_into()) {
+            *response.status_mut() = ok;
+            response.headers_mut().insert("content-length", len);
+            dress(&mut response, &place.linked);
+            return Ok(response);
+        }
+        self.from_cdn(service, request, note, &place, moved).await
+    }
+
+    /// Asks the place of an object, without the token.
+    async fn from_cdn(
+        &self,
+        service: &Service,
+        request: HttpRequest,
+        note: &Note,
+        place: &Place,
+        moved: &mut Option<String>,
+    ) -> std::result::Result<HttpResponse, HttpError> {
+        self.allowed(note, None)?;
+        *moved = place.url.host_str().map(String::from);
+        let mut response = service.hop(request, &place.url, note).await?;
+        dress(&mut response, &place.linked);
+        Ok(response)
+    }
+
+    /// Asks the Hub, with the token. Also returns what it says of the object, and where a redirect
+    /// to another host leads.
+    async fn from_hub(
+        &self,
+        service: &Service,
+        mut request: HttpRequest,
+        note: &Note,
+        mut url: Url,
+        quota: &str,
+    ) -> std::result::Result<(HttpResponse, Linked, Option<Url>), HttpError> {
+        self.allowed(note, Some(quota))?;
+        let token = self.token.get_credential().await;
+        let token = token.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        if let Some(token) = &token.0 {
+            request.headers_mut().insert("authorization", token.clone());
+        }
+        let mut linked = Linked::default();
+        for _ in 0..=REDIRECTS {
+            let response = service.hop(request.clone(), &url, note).await?;
+            let headers = response.headers();
+            self.note_quota(headers, response.status().as_u16(), note, quota).await;
+            let text = |name: &str| text_of(headers, name).map(String::from);
+            linked.etag = linked.etag.or_else(|| text("x-linked-etag"));
+            linked.len = linked.len.or_else(|| text("x-linked-size"));
+            let other = text("x-repo-commit").filter(|other| self.commit().is_some_and(|commit| commit != other));
+            if let Some(other) = other.filter(|_| quota == "resolvers") {
+                let what = format!("the Hub answered with commit {}, not with the one that was asked for", plain(&other, None));
+                return Err(refuse(note, Answer { advice: Some((ErrorKind::Changed, what)), ..note.answer() }));
+            }
+            if !is_redirect(response.status().as_u16()) {
+                self.advise(&response, note, token.0.as_ref());
+                linked.etag = linked.etag.or_else(|| text("etag"));
+                return Ok((response, linked, None));
+            }
+            let place = text("location").and_then(|place| url.join(&place).ok());
+            match place {
+                Some(place) if place.origin() == self.endpoint.origin() => url = place,
+                Some(place) => return Ok((response, linked, Some(place))),
+                None => return Ok((response, linked, None)),
+            }
+        }
+        Err(refuse(note, Answer {
+            advice: Some((ErrorKind::Config, "the Hub redirects without end; check HF_ENDPOINT".into())),
+            ..Answer::default()
+        }))
+    }
+
+    /// Errors: `HF_HUB_OFFLINE`, or a pause for all requests that count against `quota`.
+    fn allowed(&self, note: &Note, quota: Option<&str>) -> std::result::Result<(), HttpError> {
+        if self.is_offline {
+            let what = "HF_HUB_OFFLINE is set, and this was not read on this machine before; read it \
+                 once without the variable, with the same HF_HOME and cache";
+            return Err(refuse(note, Answer {
+                advice: Some((ErrorKind::Config, what.into())),
+                ..Answer::default()
+            }));
+        }
+        match quota.and_then(|quota| self.shared.paused(&self.quota(quota))) {
+            Some(pause) => Err(refuse(note, Answer {
+                status: 429,
+                pause: Some(pause),
+                ..Answer::default()
+            })),
+            None => Ok(()),
+        }
+    }
+
+    fn quota(&self, quota: &str) -> String {
+        format!("{} quota {quota}", self.endpoint)
+    }
+
+    /// Pauses all processes of the machine if the quota is used up.
+    async fn note_quota(&self, headers: &HeaderMap, status: u16, note: &Note, quota: &str) {
+        let left = text_of(headers, "ratelimit").and_then(quota_of);
+        let answer = note.answer();
+        let named = left.and_then(|(left, time)| (left == 0).then_some(time));
+        let pause = match (named, status) {
+            (Some(time), _) => time,
+            (None, 429) => answer.retry_after.unwrap_or(PAUSE),
+            _ => return,
+        };
+        // The times are whole seconds.
+        let pause = pause.min(PAUSE_MAX) + Duration::from_secs(1);
+        self.shared.pause(&self.quota(quota), pause).await;
+        if status == 429 {
+            let pause = Some(pause);
+            note.set(Answer { pause, ..answer });
+        }
+    }
+
+    /// Notes what to do about a refusal.
+    fn advise(&self, response: &HttpResponse, note: &Note, token: Option<&HeaderValue>) {
+        let status = response.status().as_u16();
+        let headers = response.headers();
+        let Repo { revision, .. } = &self.repo;
+        let page = self.repo.page();
+        let commit = self.commit().unwrap_or(revision);
+        if status < 400 {
+            return;
+        }
+        let has = token.is_some();
+        let whose = if has { "the token of HF_TOKEN or `hf auth login`" } else { "no token (HF_TOKEN, `hf auth login`)" };
+        let said = text_of(headers, "x-error-message").map_or(String::new(), |said| format!(" ({})", plain(said, token)));
+        let endpoint = self.endpoint.as_str().trim_end_matches('/');
+        let advice = match (text_of(headers, "x-error-code"), status) {
+            (Some("GatedRepo"), _) => (ErrorKind::Permission, format!(
+                "{page} is gated: accept its conditions at {endpoint}/{page}, and set HF_TOKEN to a \
+                 token of that account; the request had {whose}{said}"
+            )),
+            (Some("RevisionNotFound"), _) => (ErrorKind::NotFound, format!(
+                "{page} has no branch, tag or commit {revision:?}"
+            )),
+            (Some("EntryNotFound"), _) => (ErrorKind::NotFound, format!(
+                "{page} has no such file or folder at commit {commit}"
+            )),
+            (Some("RepoNotFound"), _) | (None, 401) => (ErrorKind::Permission, format!(
+                "there is no {page}, or it is private: check the name (datasets begin with \
+                 hf://datasets/), and set HF_TOKEN; the request had {whose}{said}"
+            )),
+            (_, 401 | 403) => (ErrorKind::Permission, format!(
+                "the Hub refused {page} to a request with {whose}{said}"
+            )),
+            _ => return,
+        };
+        note.set(Answer { advice: Some(advice), ..note.answer() });
+    }
+}
+
+/// A text of the Hub, without the token and cut short.
+fn plain(text: &str, token: Option<&HeaderValue>) -> String {
+    let token = token.and_then(|token| token.to_str().ok()?.strip_prefix("Bearer "));
+    let text = token.map_or(text.into(), |token| text.replace(token, "***"));
+    text.chars().filter(|c| !c.is_control()).take(WORDS).collect()
+}
+
+/// Ends a request with this note.
+fn refuse(note: &Note, answer: Answer) -> HttpError {
+    note.set(answer);
+    HttpError::new(HttpErrorKind::Decode, std::io::Error::other("refused"))
+}
+
+/// Gives an answer the etag and, to `HEAD`, the length that the Hub names.
+fn dress(response: &mut HttpResponse, linked: &Linked) {
+    let headers = response.headers_mut();
+    let etag = linked.etag.as_deref().map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
+    match etag.and_then(|etag| HeaderValue::try_from(format!("\"{etag}\"")).ok()) {
+        Some(etag) => headers.insert("etag", etag),
+        None => headers.remove("etag"),
+    };
+    headers.remove("last-modified");
+}
+
+/// The next page in a header `Link`: `<https://…?cursor=…>; rel="next"`.
+fn next_of(link: &str) -> Option<&str> {
+    link.split(',').find_map(|link| {
+        let (url, rest) = link.trim().strip_prefix('<')?.split_once('>')?;
+        rest.contains("rel=\"next\"").then_some(url)
+    })
+}
+
+/// Requests that are left, and the time until there are more: `"api";r=0;t=55`.
+fn quota_of(text: &str) -> Option<(u64, Duration)> {
+    let value = |name: &str| {
+        let mut parts = text.split(';').map(str::trim);
+        parts.find_map(|part| part.strip_prefix(name)?.parse::<u64>().ok())
+    };
+    Some((value("r=")?, Duration::from_secs(value("t=")?)))
+}
+
+fn io(message: &str) -> Error {
+    Error::new(ErrorKind::Io, Stage::Index, message)
+}
+
+fn odd(error: serde_json::Error) -> Error {
+    io("the Hub's answer is not the JSON that its API has; check HF_ENDPOINT").with_source(error)
+}
