@@ -20,6 +20,7 @@
 
 use crate::order::{LastBatch, OrderKind, Settings, Skips};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::metadata::fnv;
 use feedline_core::dataset::Fingerprint;
 use feedline_core::order::GroupsMark;
 use feedline_core::storage::publish::{Folder, publish};
@@ -166,6 +167,12 @@ impl Checkpoint {
         let words = words
             .chain([*draws])
             .chain(dataset.words())
+            .chain(
+                dataset
+                    .commits()
+                    .iter()
+                    .map(|commit| fnv(commit.as_bytes())),
+            )
             .chain(skips)
             .chain(self.more().into_iter().flatten());
         words.fold(0, |crc, word| {

@@ -24,13 +24,11 @@ use super::credentials::{Credentials, Fresh, Source, refused};
 use super::fetch;
 use super::http::{Answer, Kind, Note, Service, is_redirect, text_of};
 use super::shared::Shared;
-use super::store::{Options, Store, client, keep_commit};
+use super::store::{Options, Store, client, commits};
 use async_trait::async_trait;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
-use object_store::client::{
-    HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
-};
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use object_store::path::Path as Key;
 use object_store::{CredentialProvider, HeaderMap, ObjectMeta};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
@@ -38,7 +36,7 @@ use reqwest::Url;
 use reqwest::header::HeaderValue;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -92,7 +90,7 @@ const KINDS: [&str; 3] = ["datasets", "models", "spaces"];
 impl Repo {
     /// The repository with its revision, and the path in it. Some revisions have a slash.
     pub(super) fn split(rest: &str) -> (&str, &str) {
-        let slash = |from: usize| rest[from..].find('/').map(|at| from + at);
+        let slash = |from: usize| Some(from + rest.get(from..)?.find('/')?);
         let named = KINDS
             .iter()
             .chain(&["buckets", "kernels"])
@@ -126,13 +124,17 @@ impl Repo {
         };
         let singular = ["dataset", "model", "space"].contains(&owner);
         if singular || id.split('/').count() != 2 || !id.split('/').all(is_plain) {
-            return bad("not a repository of the Hub; use hf://datasets/org/name@revision/path, or \
-                 hf://org/name@revision/path for a model");
+            return bad(
+                "not a repository of the Hub; use hf://datasets/org/name@revision/path, or \
+                 hf://org/name@revision/path for a model",
+            );
         }
         let revision = percent_decode_str(revision).decode_utf8_lossy();
         if revision.is_empty() || revision.contains(char::is_control) {
-            return bad("the revision is empty or has a control character; name a branch, a tag or \
-                 a commit");
+            return bad(
+                "the revision is empty or has a control character; name a branch, a tag or \
+                 a commit",
+            );
         }
         let revision = match revision.strip_prefix('~') {
             Some(name) => format!("refs/convert/{name}"),
@@ -224,8 +226,14 @@ fn home() -> PathBuf {
     )
 }
 
-/// The folder for what the processes of a machine share: answers of the Hub, indexes of objects.
-pub fn folder() -> PathBuf {
+/// The folder for what the processes of a machine share of an object of the Hub: answers, and
+/// indexes. None for other URLs.
+pub fn shared_folder(url: &Path) -> Option<PathBuf> {
+    let is_hub = url.as_os_str().as_encoded_bytes().starts_with(b"hf://");
+    is_hub.then(folder)
+}
+
+fn folder() -> PathBuf {
     let assets = variable("HF_ASSETS_CACHE").map_or_else(|| home().join("assets"), path_of);
     assets.join("feedline")
 }
@@ -243,7 +251,9 @@ impl Source<Token> for Tokens {
         let file = variable("HF_TOKEN_PATH").map_or_else(|| home().join("token"), path_of);
         let given = self.0.clone();
         let named = || variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
-        let token = given.or_else(named).or_else(|| std::fs::read_to_string(file).ok());
+        let token = given
+            .or_else(named)
+            .or_else(|| std::fs::read_to_string(file).ok());
         let token = token.map(|token| token.trim().to_string());
         let header = token.filter(|token| !token.is_empty()).map(|token| {
             let mut header = HeaderValue::try_from(format!("Bearer {token}"))
@@ -287,7 +297,7 @@ struct Revision {
 
 impl Hub {
     /// Errors: [`ErrorKind::Config`] for an option or an endpoint that cannot be used.
-    pub(super) fn new(bucket: &str, commit: Option<String>, options: &Options) -> Result<Arc<Self>> {
+    pub(super) fn new(bucket: &str, options: &Options) -> Result<Arc<Self>> {
         let config = |message: String| Error::new(ErrorKind::Config, Stage::Index, message);
         let mut endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let mut token = None;
@@ -305,12 +315,14 @@ impl Hub {
                 && url.query().is_none()
         };
         let endpoint = parsed.filter(is_plain).ok_or_else(|| {
-            let message = "HF_ENDPOINT is not a web address; use https://huggingface.co, or unset it";
+            let message =
+                "HF_ENDPOINT is not a web address; use https://huggingface.co, or unset it";
             config(message.into())
         })?;
         let repo = Repo::parse(bucket)?;
-        let is_commit = |name: &String| name.len() == 40 && name.bytes().all(|b| b.is_ascii_hexdigit());
-        let commit = commit.or(Some(repo.revision.clone()).filter(is_commit));
+        let is_commit =
+            |name: &String| name.len() == 40 && name.bytes().all(|b| b.is_ascii_hexdigit());
+        let commit = Some(repo.revision.clone()).filter(is_commit);
         Ok(Arc::new(Self {
             endpoint,
             repo,
@@ -325,6 +337,12 @@ impl Hub {
 
     pub(super) fn token(&self) -> Arc<Credentials<Token>> {
         self.token.clone()
+    }
+
+    /// Whether this is a revision of the repository: `datasets/org/name@main`.
+    pub(super) fn has(&self, revision: &str) -> bool {
+        let repo = revision.split('@').next();
+        repo == Some(&self.repo.page())
     }
 
     /// The commit, once it is known.
@@ -349,6 +367,11 @@ impl Hub {
         if let Some(commit) = self.commit() {
             return Ok(commit);
         }
+        let revision = format!("{}@{}", self.repo.page(), self.repo.revision);
+        let known = commits().hold().get(&revision).cloned();
+        if let Some(commit) = known {
+            return Ok(self.commit.get_or_init(|| commit));
+        }
         let name = self.name(&format!("revision {}", self.repo.revision));
         let life = if self.is_offline { EVER } else { FRESH };
         let url = self.api("revision", &self.repo.revision) + "?expand=sha";
@@ -363,9 +386,8 @@ impl Hub {
         });
         let commit = String::from_utf8_lossy(&found.await?).into_owned();
         // Of two threads, the first one counts.
-        let commit = self.commit.get_or_init(|| commit);
-        keep_commit(&store.name, commit);
-        Ok(commit)
+        let commit = commits().hold().entry(revision).or_insert(commit).clone();
+        Ok(self.commit.get_or_init(|| commit))
     }
 
     /// All files below a folder, which is empty for the whole repository.
@@ -380,14 +402,19 @@ impl Hub {
         };
         let known = {
             let listings = self.listings.hold();
-            let found = listings.keys().find(above).map(|name| listings[name].clone());
+            let found = listings
+                .keys()
+                .find(above)
+                .map(|name| listings[name].clone());
             found
         };
         if let Some(known) = known {
             return Ok(known);
         }
         let name = self.name(&format!("tree {commit} {folder}"));
-        let found = self.shared.once(name, EVER, self.listing(store, commit, folder));
+        let found = self
+            .shared
+            .once(name, EVER, self.listing(store, commit, folder));
         let listed: Vec<Listed> = serde_json::from_slice(&found.await?).map_err(odd)?;
         let files = listed.into_iter().filter_map(|file| {
             Some(ObjectMeta {
@@ -404,7 +431,12 @@ impl Hub {
     }
 
     /// All pages of a listing, as JSON of [`Listed`].
-    async fn listing(self: &Arc<Self>, store: &Store, commit: &str, folder: &str) -> Result<Vec<u8>> {
+    async fn listing(
+        self: &Arc<Self>,
+        store: &Store,
+        commit: &str,
+        folder: &str,
+    ) -> Result<Vec<u8>> {
         let path = match folder {
             "" => String::new(),
             folder => format!("/{}", utf8_percent_encode(folder, SEGMENT)),
@@ -415,23 +447,40 @@ impl Hub {
             let (page, next) = self.ask(store, url.clone()).await?;
             let entries: Vec<Entry> = serde_json::from_slice(&page).map_err(odd)?;
             let is_empty = entries.is_empty();
-            listed.extend(entries.into_iter().filter(|entry| entry.r#type == "file").map(|entry| {
-                let Entry { path, size, oid, lfs, .. } = entry;
-                let (size, etag) = lfs.map_or((size, oid), |lfs| (lfs.size, lfs.oid));
-                Listed { path, size, etag }
-            }));
+            listed.extend(
+                entries
+                    .into_iter()
+                    .filter(|entry| entry.r#type == "file")
+                    .map(|entry| {
+                        let Entry {
+                            path,
+                            size,
+                            oid,
+                            lfs,
+                            ..
+                        } = entry;
+                        let (size, etag) = lfs.map_or((size, oid), |lfs| (lfs.size, lfs.oid));
+                        Listed { path, size, etag }
+                    }),
+            );
             let Some(next) = next else {
                 return serde_json::to_vec(&listed).map_err(odd);
             };
             if is_empty || next == url {
-                return Err(io("the Hub's listing does not end: a page continues at the same place"));
+                return Err(io(
+                    "the Hub's listing does not end: a page continues at the same place",
+                ));
             }
             url = next;
         }
     }
 
     /// The answer of the API to one request, and the address of the next page.
-    async fn ask(self: &Arc<Self>, store: &Store, url: String) -> Result<(Vec<u8>, Option<String>)> {
+    async fn ask(
+        self: &Arc<Self>,
+        store: &Store,
+        url: String,
+    ) -> Result<(Vec<u8>, Option<String>)> {
         let client = client(Kind::Hub(self.clone()))?;
         fetch::asked(store, &Key::default(), |note: Note| {
             let client = client.clone();
@@ -439,12 +488,18 @@ impl Hub {
             let hub = self.clone();
             Box::pin(async move {
                 let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
-                    object_store::Error::Generic { store: "Hub", source }
+                    object_store::Error::Generic {
+                        store: "Hub",
+                        source,
+                    }
                 };
                 let mut request = HttpRequest::new(HttpRequestBody::empty());
                 *request.uri_mut() = url.parse().map_err(|error| failed(Box::new(error)))?;
                 request.extensions_mut().insert(note);
-                let response = client.execute(request).await.map_err(|error| failed(error.into()))?;
+                let response = client
+                    .execute(request)
+                    .await
+                    .map_err(|error| failed(error.into()))?;
                 if !response.status().is_success() {
                     return Err(failed("the Hub refused".into()));
                 }
@@ -516,18 +571,29 @@ impl Hub {
     ) -> std::result::Result<HttpResponse, HttpError> {
         // The CDN has other etags: answers are compared with the one that the Hub names.
         request.headers_mut().remove("if-match");
-        request.headers_mut().insert("accept-encoding", HeaderValue::from_static("identity"));
+        request
+            .headers_mut()
+            .insert("accept-encoding", HeaderValue::from_static("identity"));
         let url = request.uri().to_string();
         let Some(path) = url.strip_prefix(OBJECTS) else {
-            let url = url.parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-            return self.from_hub(service, request, note, url, "api").await.map(|(response, ..)| response);
+            let url = url
+                .parse()
+                .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+            return self
+                .from_hub(service, request, note, url, "api")
+                .await
+                .map(|(response, ..)| response);
         };
         let located = self.places.hold().entry(path.into()).or_default().clone();
         let is_head = request.method().as_str() == "HEAD";
         let known = located.lock().await.clone().filter(|_| !is_head);
         if let Some(place) = &known {
-            let response = self.from_cdn(service, request.clone(), note, place, moved).await;
-            let status = response.as_ref().map_or(0, |response| response.status().as_u16());
+            let response = self
+                .from_cdn(service, request.clone(), note, place, moved)
+                .await;
+            let status = response
+                .as_ref()
+                .map_or(0, |response| response.status().as_u16());
             if (200..300).contains(&status) || status == 416 || status == 429 {
                 return response;
             }
@@ -550,8 +616,12 @@ impl Hub {
         let commit = utf8_percent_encode(commit, SEGMENT);
         let endpoint = self.endpoint.as_str().trim_end_matches('/');
         let url = format!("{endpoint}/{}/resolve/{commit}{path}", self.repo.page());
-        let url = url.parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-        let answer = self.from_hub(service, request.clone(), note, url, "resolvers").await;
+        let url = url
+            .parse()
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let answer = self
+            .from_hub(service, request.clone(), note, url, "resolvers")
+            .await;
         let (mut response, linked, place) = answer?;
         let Some(url) = place else {
             dress(&mut response, &linked);
@@ -560,7 +630,11 @@ impl Hub {
         let place = Arc::new(Place { url, linked });
         *now = Some(place.clone());
         drop(now);
-        let len = place.linked.len.as_deref().and_then(|len| HeaderValue::try_from(len).ok());
+        let len = place
+            .linked
+            .len
+            .as_deref()
+            .and_then(|len| HeaderValue::try_from(len).ok());
         if let (true, Some(len), Ok(ok)) = (is_head, len, 200.try_into()) {
             *response.status_mut() = ok;
             response.headers_mut().insert("content-length", len);
@@ -606,14 +680,25 @@ impl Hub {
         for _ in 0..=REDIRECTS {
             let response = service.hop(request.clone(), &url, note).await?;
             let headers = response.headers();
-            self.note_quota(headers, response.status().as_u16(), note, quota).await;
+            self.note_quota(headers, response.status().as_u16(), note, quota)
+                .await;
             let text = |name: &str| text_of(headers, name).map(String::from);
             linked.etag = linked.etag.or_else(|| text("x-linked-etag"));
             linked.len = linked.len.or_else(|| text("x-linked-size"));
-            let other = text("x-repo-commit").filter(|other| self.commit().is_some_and(|commit| commit != other));
+            let other = text("x-repo-commit")
+                .filter(|other| self.commit().is_some_and(|commit| commit != other));
             if let Some(other) = other.filter(|_| quota == "resolvers") {
-                let what = format!("the Hub answered with commit {}, not with the one that was asked for", plain(&other, None));
-                return Err(refuse(note, Answer { advice: Some((ErrorKind::Changed, what)), ..note.answer() }));
+                let what = format!(
+                    "the Hub answered with commit {}, not with the one that was asked for",
+                    plain(&other, None)
+                );
+                return Err(refuse(
+                    note,
+                    Answer {
+                        advice: Some((ErrorKind::Changed, what)),
+                        ..note.answer()
+                    },
+                ));
             }
             if !is_redirect(response.status().as_u16()) {
                 self.advise(&response, note, token.0.as_ref());
@@ -627,10 +712,16 @@ impl Hub {
                 None => return Ok((response, linked, None)),
             }
         }
-        Err(refuse(note, Answer {
-            advice: Some((ErrorKind::Config, "the Hub redirects without end; check HF_ENDPOINT".into())),
-            ..Answer::default()
-        }))
+        Err(refuse(
+            note,
+            Answer {
+                advice: Some((
+                    ErrorKind::Config,
+                    "the Hub redirects without end; check HF_ENDPOINT".into(),
+                )),
+                ..Answer::default()
+            },
+        ))
     }
 
     /// Errors: `HF_HUB_OFFLINE`, or a pause for all requests that count against `quota`.
@@ -638,17 +729,23 @@ impl Hub {
         if self.is_offline {
             let what = "HF_HUB_OFFLINE is set, and this was not read on this machine before; read it \
                  once without the variable, with the same HF_HOME and cache";
-            return Err(refuse(note, Answer {
-                advice: Some((ErrorKind::Config, what.into())),
-                ..Answer::default()
-            }));
+            return Err(refuse(
+                note,
+                Answer {
+                    advice: Some((ErrorKind::Config, what.into())),
+                    ..Answer::default()
+                },
+            ));
         }
         match quota.and_then(|quota| self.shared.paused(&self.quota(quota))) {
-            Some(pause) => Err(refuse(note, Answer {
-                status: 429,
-                pause: Some(pause),
-                ..Answer::default()
-            })),
+            Some(pause) => Err(refuse(
+                note,
+                Answer {
+                    status: 429,
+                    pause: Some(pause),
+                    ..Answer::default()
+                },
+            )),
             None => Ok(()),
         }
     }
@@ -687,30 +784,47 @@ impl Hub {
             return;
         }
         let has = token.is_some();
-        let whose = if has { "the token of HF_TOKEN or `hf auth login`" } else { "no token (HF_TOKEN, `hf auth login`)" };
-        let said = text_of(headers, "x-error-message").map_or(String::new(), |said| format!(" ({})", plain(said, token)));
+        let whose = if has {
+            "the token of HF_TOKEN or `hf auth login`"
+        } else {
+            "no token (HF_TOKEN, `hf auth login`)"
+        };
+        let said = text_of(headers, "x-error-message")
+            .map_or(String::new(), |said| format!(" ({})", plain(said, token)));
         let endpoint = self.endpoint.as_str().trim_end_matches('/');
         let advice = match (text_of(headers, "x-error-code"), status) {
-            (Some("GatedRepo"), _) => (ErrorKind::Permission, format!(
-                "{page} is gated: accept its conditions at {endpoint}/{page}, and set HF_TOKEN to a \
+            (Some("GatedRepo"), _) => (
+                ErrorKind::Permission,
+                format!(
+                    "{page} is gated: accept its conditions at {endpoint}/{page}, and set HF_TOKEN to a \
                  token of that account; the request had {whose}{said}"
-            )),
-            (Some("RevisionNotFound"), _) => (ErrorKind::NotFound, format!(
-                "{page} has no branch, tag or commit {revision:?}"
-            )),
-            (Some("EntryNotFound"), _) => (ErrorKind::NotFound, format!(
-                "{page} has no such file or folder at commit {commit}"
-            )),
-            (Some("RepoNotFound"), _) | (None, 401) => (ErrorKind::Permission, format!(
-                "there is no {page}, or it is private: check the name (datasets begin with \
+                ),
+            ),
+            (Some("RevisionNotFound"), _) => (
+                ErrorKind::NotFound,
+                format!("{page} has no branch, tag or commit {revision:?}"),
+            ),
+            (Some("EntryNotFound"), _) => (
+                ErrorKind::NotFound,
+                format!("{page} has no such file or folder at commit {commit}"),
+            ),
+            (Some("RepoNotFound"), _) | (None, 401) => (
+                ErrorKind::Permission,
+                format!(
+                    "there is no {page}, or it is private: check the name (datasets begin with \
                  hf://datasets/), and set HF_TOKEN; the request had {whose}{said}"
-            )),
-            (_, 401 | 403) => (ErrorKind::Permission, format!(
-                "the Hub refused {page} to a request with {whose}{said}"
-            )),
+                ),
+            ),
+            (_, 401 | 403) => (
+                ErrorKind::Permission,
+                format!("the Hub refused {page} to a request with {whose}{said}"),
+            ),
             _ => return,
         };
-        note.set(Answer { advice: Some(advice), ..note.answer() });
+        note.set(Answer {
+            advice: Some(advice),
+            ..note.answer()
+        });
     }
 }
 
@@ -718,7 +832,10 @@ impl Hub {
 fn plain(text: &str, token: Option<&HeaderValue>) -> String {
     let token = token.and_then(|token| token.to_str().ok()?.strip_prefix("Bearer "));
     let text = token.map_or(text.into(), |token| text.replace(token, "***"));
-    text.chars().filter(|c| !c.is_control()).take(WORDS).collect()
+    text.chars()
+        .filter(|c| !c.is_control())
+        .take(WORDS)
+        .collect()
 }
 
 /// Ends a request with this note.
@@ -730,7 +847,10 @@ fn refuse(note: &Note, answer: Answer) -> HttpError {
 /// Gives an answer the etag and, to `HEAD`, the length that the Hub names.
 fn dress(response: &mut HttpResponse, linked: &Linked) {
     let headers = response.headers_mut();
-    let etag = linked.etag.as_deref().map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
+    let etag = linked
+        .etag
+        .as_deref()
+        .map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
     match etag.and_then(|etag| HeaderValue::try_from(format!("\"{etag}\"")).ok()) {
         Some(etag) => headers.insert("etag", etag),
         None => headers.remove("etag"),

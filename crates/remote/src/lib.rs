@@ -55,7 +55,7 @@ pub mod store;
 mod url;
 
 pub use feedline_base::meter::NetworkMeter as Meter;
-pub use hub::{folder as shared_folder, without_revision};
+pub use hub::{shared_folder, without_revision};
 pub use lookup::{children, commit, expand, look};
 pub use object_store;
 pub use registry::register;

@@ -342,7 +342,9 @@ pub fn commit(path: &Path) -> Result<Option<(String, String)>> {
     let url = Url::parse(path)?;
     let store = store(&url)?;
     wait(async move {
-        let Some(hub) = &store.hub else { return Ok(None) };
+        let Some(hub) = &store.hub else {
+            return Ok(None);
+        };
         let commit = hub.resolve(&store).await?.to_string();
         let name = store.name.split('@').next().unwrap_or_default();
         Ok(Some((commit, name.into())))

@@ -185,7 +185,11 @@ mod tests {
             let both = futures_util::future::join(once(long), once(long)).await;
             assert_eq!(both.0.unwrap(), both.1.unwrap());
             assert_eq!(asked.load(Ordering::Relaxed), 1);
-            std::fs::write(shared.path("a name"), "feedline 1 0123456789abcdef a name\nsome").unwrap();
+            std::fs::write(
+                shared.path("a name"),
+                "feedline 1 0123456789abcdef a name\nsome",
+            )
+            .unwrap();
             assert_eq!(once(long).await.unwrap(), b"some\nanswer");
             assert_eq!(asked.load(Ordering::Relaxed), 2);
             drop(once(Duration::ZERO).await);

@@ -15,11 +15,11 @@ use feedline_base::sync::Hold;
 use feedline_base::thread;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
-use object_store::client::{HttpClient, HttpConnector};
 use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ struct Net {
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
     /// The user's options of stores, which are added to the environment's.
     options: Mutex<BTreeMap<String, Options>>,
-    /// The commits of revisions of the Hub, by store. A name means one commit in a process.
+    /// See [`commits`].
     commits: Mutex<BTreeMap<String, String>>,
     /// The state of a forked child.
     next: OnceLock<Box<Net>>,
@@ -212,9 +212,10 @@ fn repository(name: &str) -> String {
     plain.to_string_lossy().trim_end_matches('/').into()
 }
 
-/// Keeps the commit of a revision, for forked children and stores with other options.
-pub(super) fn keep_commit(store: &str, commit: &str) {
-    net().commits.hold().insert(store.into(), commit.into());
+/// Commits of revisions such as `datasets/org/name@main`. A name means one commit in a process, and
+/// in its forked children.
+pub(super) fn commits() -> &'static Mutex<BTreeMap<String, String>> {
+    &net().commits
 }
 
 /// Replaces a store with one that has these options, for all opens and reads after this. Revisions
@@ -224,8 +225,10 @@ pub fn configure(name: &str, options: Options) -> Result<()> {
     let url = Url::parse(Path::new(name))?;
     let name = url.store();
     let others = |other: &String| repository(other) != name && *other != name;
-    net.commits.hold().retain(|other, _| others(other));
     let store = Arc::new(Store::open(&url, name.clone(), &options)?);
+    if let Some(hub) = &store.hub {
+        net.commits.hold().retain(|name, _| !hub.has(name));
+    }
     let mut stores = net.stores.hold();
     stores.retain(|other, _| others(other));
     stores.insert(name.clone(), store);
@@ -444,8 +447,7 @@ impl Store {
     }
 
     fn hub(url: &Url, name: &str, options: &Options) -> Result<Arc<Hub>> {
-        let commit = net().commits.hold().get(name).cloned();
-        let hub = Hub::new(&url.bucket, commit, &clean(options)?);
+        let hub = Hub::new(&url.bucket, &clean(options)?);
         hub.map_err(|error| error.with_path(name))
     }
 

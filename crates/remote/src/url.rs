@@ -164,11 +164,19 @@ mod tests {
             ("az://c/k", "az://c", "k"),
             ("https://h:8/x/y%20z", "https://h:8", "x/y z"),
             ("hf://o/n/k", "hf://o/n", "k"),
-            ("hf://datasets/o/n/a b%20.txt", "hf://datasets/o/n", "a b%20.txt"),
+            (
+                "hf://datasets/o/n/a b%20.txt",
+                "hf://datasets/o/n",
+                "a b%20.txt",
+            ),
             ("hf://datasets/o/n@v1/k@2", "hf://datasets/o/n@v1", "k@2"),
             ("hf://spaces/o/n@a%2Fb/k", "hf://spaces/o/n@a%2Fb", "k"),
             ("hf://o/n@refs/pr/3/k", "hf://o/n@refs/pr/3", "k"),
-            ("hf://datasets/o/n@refs/convert/parquet/d/k", "hf://datasets/o/n@refs/convert/parquet", "d/k"),
+            (
+                "hf://datasets/o/n@refs/convert/parquet/d/k",
+                "hf://datasets/o/n@refs/convert/parquet",
+                "d/k",
+            ),
         ];
         for (text, store, key) in table {
             let url = Url::parse(Path::new(text)).unwrap();

@@ -724,6 +724,21 @@ fn open_shard(
             unsaved: None,
         });
     }
+    let turn = place
+        .as_deref()
+        .filter(|_| shard.is_object())
+        .map(file::turn);
+    if turn.is_some()
+        && let Some(table) = place.as_deref().and_then(alone)
+    {
+        return Ok(Shard {
+            meta,
+            version,
+            table,
+            from: IndexOrigin::Cache,
+            unsaved: None,
+        });
+    }
     let mut input = Scan::new(&shard, settings.checksums);
     let mut rows = Rows::new(settings.fields, input.len());
     scan(&mut input, &mut rows)?;
