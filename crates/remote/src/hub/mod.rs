@@ -20,23 +20,29 @@
 //! * The token is sent to the endpoint's own origin alone, and shown nowhere.
 //! * A quota that is used up pauses all processes of the machine. A pause is no failure.
 
-use super::credentials::{Credentials, Fresh, Source, refused};
+mod home;
+mod repo;
+
+pub use home::shared_folder;
+pub(super) use repo::Repo;
+pub use repo::without_revision;
+
+use self::home::{Token, Tokens, folder, is_set, variable};
+use super::credentials::Credentials;
 use super::fetch;
 use super::http::{Answer, Kind, Note, Service, is_redirect, text_of};
 use super::shared::Shared;
 use super::store::{Options, Store, client, commits};
-use async_trait::async_trait;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use object_store::path::Path as Key;
 use object_store::{CredentialProvider, HeaderMap, ObjectMeta};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -75,95 +81,6 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-/// A repository and its revision.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Repo {
-    /// `datasets`, `models` or `spaces`.
-    kind: &'static str,
-    /// `org/name`.
-    id: String,
-    revision: String,
-}
-
-const KINDS: [&str; 3] = ["datasets", "models", "spaces"];
-
-impl Repo {
-    /// The repository with its revision, and the path in it. Some revisions have a slash.
-    pub(super) fn split(rest: &str) -> (&str, &str) {
-        let slash = |from: usize| Some(from + rest.get(from..)?.find('/')?);
-        let named = KINDS
-            .iter()
-            .chain(&["buckets", "kernels"])
-            .find(|kind| rest.starts_with(&format!("{kind}/")));
-        let owner = named.map_or(0, |kind| kind.len() + 1);
-        let Some(mut end) = slash(owner).map(|at| slash(at + 1).unwrap_or(rest.len())) else {
-            return (rest, "");
-        };
-        let refs = rest[..end].ends_with("@refs");
-        if let Some(kind) = slash(end + 1).filter(|_| refs) {
-            end = slash(kind + 1).unwrap_or(rest.len());
-        }
-        (&rest[..end], rest.get(end + 1..).unwrap_or(""))
-    }
-
-    /// Parses the first part of [`split`](Self::split). Errors: [`ErrorKind::Config`].
-    pub(super) fn parse(text: &str) -> Result<Self> {
-        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        let (kind, rest) = KINDS
-            .into_iter()
-            .find_map(|kind| Some((kind, text.strip_prefix(kind)?.strip_prefix('/')?)))
-            .unwrap_or(("models", text));
-        let (id, revision) = rest.split_once('@').unwrap_or((rest, "main"));
-        let owner = id.split('/').next().unwrap_or_default();
-        if ["buckets", "kernels"].contains(&owner) {
-            return bad("buckets and kernels of the Hub are not read; use a dataset or a model");
-        }
-        let is_plain = |part: &str| {
-            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-            !part.is_empty() && part.chars().all(allowed) && !part.starts_with('.')
-        };
-        let singular = ["dataset", "model", "space"].contains(&owner);
-        if singular || id.split('/').count() != 2 || !id.split('/').all(is_plain) {
-            return bad(
-                "not a repository of the Hub; use hf://datasets/org/name@revision/path, or \
-                 hf://org/name@revision/path for a model",
-            );
-        }
-        let revision = percent_decode_str(revision).decode_utf8_lossy();
-        if revision.is_empty() || revision.contains(char::is_control) {
-            return bad(
-                "the revision is empty or has a control character; name a branch, a tag or \
-                 a commit",
-            );
-        }
-        let revision = match revision.strip_prefix('~') {
-            Some(name) => format!("refs/convert/{name}"),
-            None => revision.into_owned(),
-        };
-        let id = id.to_string();
-        Ok(Self { kind, id, revision })
-    }
-
-    /// `datasets/org/name`, or `org/name` for a model.
-    fn page(&self) -> String {
-        match self.kind {
-            "models" => self.id.clone(),
-            kind => format!("{kind}/{}", self.id),
-        }
-    }
-}
-
-/// A `hf://` URL without its revision: a name of content that stays the same in other commits.
-/// Other URLs stay as they are.
-pub fn without_revision(url: PathBuf) -> PathBuf {
-    let plain = url.to_str().and_then(|text| {
-        let (repo, key) = Repo::split(text.strip_prefix("hf://")?);
-        let (repo, _) = repo.split_once('@')?;
-        Some(format!("hf://{repo}/{key}").into())
-    });
-    plain.unwrap_or(url)
-}
-
 /// A store's repository at one commit.
 pub(super) struct Hub {
     endpoint: Url,
@@ -196,72 +113,6 @@ struct Linked {
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Hub {:?}", self.repo)
-    }
-}
-
-/// A value of the environment that is set.
-fn variable(name: &str) -> Option<String> {
-    let value = std::env::var(name).ok()?;
-    Some(value.trim().to_string()).filter(|value| !value.is_empty())
-}
-
-fn is_set(name: &str) -> bool {
-    variable(name).is_some_and(|value| {
-        ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
-    })
-}
-
-fn path_of(text: String) -> PathBuf {
-    match (text.strip_prefix("~/"), std::env::home_dir()) {
-        (Some(rest), Some(home)) => home.join(rest),
-        _ => text.into(),
-    }
-}
-
-/// The folder of Hugging Face's libraries.
-fn home() -> PathBuf {
-    variable("HF_HOME").map_or_else(
-        || path_of(variable("XDG_CACHE_HOME").unwrap_or("~/.cache".into())).join("huggingface"),
-        path_of,
-    )
-}
-
-/// The folder for what the processes of a machine share of an object of the Hub: answers, and
-/// indexes. None for other URLs.
-pub fn shared_folder(url: &Path) -> Option<PathBuf> {
-    let is_hub = url.as_os_str().as_encoded_bytes().starts_with(b"hf://");
-    is_hub.then(folder)
-}
-
-fn folder() -> PathBuf {
-    let assets = variable("HF_ASSETS_CACHE").map_or_else(|| home().join("assets"), path_of);
-    assets.join("feedline")
-}
-
-/// An access token, if there is one.
-pub(super) struct Token(Option<HeaderValue>);
-
-/// Where tokens come from: the option `token`, the environment, the file of `hf auth login`.
-struct Tokens(Option<String>);
-
-#[async_trait]
-impl Source<Token> for Tokens {
-    /// Reads the file again: it may have another token by now.
-    async fn get(&self, _: bool) -> Result<Fresh<Token>> {
-        let file = variable("HF_TOKEN_PATH").map_or_else(|| home().join("token"), path_of);
-        let given = self.0.clone();
-        let named = || variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
-        let token = given
-            .or_else(named)
-            .or_else(|| std::fs::read_to_string(file).ok());
-        let token = token.map(|token| token.trim().to_string());
-        let header = token.filter(|token| !token.is_empty()).map(|token| {
-            let mut header = HeaderValue::try_from(format!("Bearer {token}"))
-                .map_err(|_| refused("HF_TOKEN has a character that no header may contain"))?;
-            header.set_sensitive(true);
-            Ok(header)
-        });
-        Ok(Fresh::new(Token(header.transpose()?), None))
     }
 }
 
@@ -402,11 +253,8 @@ impl Hub {
         };
         let known = {
             let listings = self.listings.hold();
-            let found = listings
-                .keys()
-                .find(above)
-                .map(|name| listings[name].clone());
-            found
+            let name = listings.keys().find(above);
+            name.map(|name| listings[name].clone())
         };
         if let Some(known) = known {
             return Ok(known);
@@ -580,7 +428,7 @@ impl Hub {
                 .parse()
                 .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
             return self
-                .from_hub(service, request, note, url, "api")
+                .ask_hub(service, request, note, url, "api")
                 .await
                 .map(|(response, ..)| response);
         };
@@ -589,7 +437,7 @@ impl Hub {
         let known = located.lock().await.clone().filter(|_| !is_head);
         if let Some(place) = &known {
             let response = self
-                .from_cdn(service, request.clone(), note, place, moved)
+                .ask_cdn(service, request.clone(), note, place, moved)
                 .await;
             let status = response
                 .as_ref()
@@ -610,7 +458,7 @@ impl Hub {
         let mut now = located.lock().await;
         if let Some(place) = now.clone().filter(|_| !is_head) {
             drop(now);
-            return self.from_cdn(service, request, note, &place, moved).await;
+            return self.ask_cdn(service, request, note, &place, moved).await;
         }
         let commit = self.commit().unwrap_or(&self.repo.revision);
         let commit = utf8_percent_encode(commit, SEGMENT);
@@ -620,7 +468,7 @@ impl Hub {
             .parse()
             .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         let answer = self
-            .from_hub(service, request.clone(), note, url, "resolvers")
+            .ask_hub(service, request.clone(), note, url, "resolvers")
             .await;
         let (mut response, linked, place) = answer?;
         let Some(url) = place else {
@@ -641,11 +489,11 @@ impl Hub {
             dress(&mut response, &place.linked);
             return Ok(response);
         }
-        self.from_cdn(service, request, note, &place, moved).await
+        self.ask_cdn(service, request, note, &place, moved).await
     }
 
     /// Asks the place of an object, without the token.
-    async fn from_cdn(
+    async fn ask_cdn(
         &self,
         service: &Service,
         request: HttpRequest,
@@ -662,7 +510,7 @@ impl Hub {
 
     /// Asks the Hub, with the token. Also returns what it says of the object, and where a redirect
     /// to another host leads.
-    async fn from_hub(
+    async fn ask_hub(
         &self,
         service: &Service,
         mut request: HttpRequest,

@@ -1,0 +1,94 @@
+//! Repositories in `hf://` URLs: `datasets/org/name@revision`.
+
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use percent_encoding::percent_decode_str;
+use std::path::PathBuf;
+
+/// A repository and its revision.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Repo {
+    /// `datasets`, `models` or `spaces`.
+    pub(super) kind: &'static str,
+    /// `org/name`.
+    pub(super) id: String,
+    pub(super) revision: String,
+}
+
+const KINDS: [&str; 3] = ["datasets", "models", "spaces"];
+
+impl Repo {
+    /// The repository with its revision, and the path in it. Some revisions have a slash.
+    pub(crate) fn split(rest: &str) -> (&str, &str) {
+        let slash = |from: usize| Some(from + rest.get(from..)?.find('/')?);
+        let named = KINDS
+            .iter()
+            .chain(&["buckets", "kernels"])
+            .find(|kind| rest.starts_with(&format!("{kind}/")));
+        let owner = named.map_or(0, |kind| kind.len() + 1);
+        let Some(mut end) = slash(owner).map(|at| slash(at + 1).unwrap_or(rest.len())) else {
+            return (rest, "");
+        };
+        let refs = rest[..end].ends_with("@refs");
+        if let Some(kind) = slash(end + 1).filter(|_| refs) {
+            end = slash(kind + 1).unwrap_or(rest.len());
+        }
+        (&rest[..end], rest.get(end + 1..).unwrap_or(""))
+    }
+
+    /// Parses the first part of [`split`](Self::split). Errors: [`ErrorKind::Config`].
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        let (kind, rest) = KINDS
+            .into_iter()
+            .find_map(|kind| Some((kind, text.strip_prefix(kind)?.strip_prefix('/')?)))
+            .unwrap_or(("models", text));
+        let (id, revision) = rest.split_once('@').unwrap_or((rest, "main"));
+        let owner = id.split('/').next().unwrap_or_default();
+        if ["buckets", "kernels"].contains(&owner) {
+            return bad("buckets and kernels of the Hub are not read; use a dataset or a model");
+        }
+        let is_plain = |part: &str| {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            !part.is_empty() && part.chars().all(allowed) && !part.starts_with('.')
+        };
+        let singular = ["dataset", "model", "space"].contains(&owner);
+        if singular || id.split('/').count() != 2 || !id.split('/').all(is_plain) {
+            return bad(
+                "not a repository of the Hub; use hf://datasets/org/name@revision/path, or \
+                 hf://org/name@revision/path for a model",
+            );
+        }
+        let revision = percent_decode_str(revision).decode_utf8_lossy();
+        if revision.is_empty() || revision.contains(char::is_control) {
+            return bad(
+                "the revision is empty or has a control character; name a branch, a tag or \
+                 a commit",
+            );
+        }
+        let revision = match revision.strip_prefix('~') {
+            Some(name) => format!("refs/convert/{name}"),
+            None => revision.into_owned(),
+        };
+        let id = id.to_string();
+        Ok(Self { kind, id, revision })
+    }
+
+    /// `datasets/org/name`, or `org/name` for a model.
+    pub(super) fn page(&self) -> String {
+        match self.kind {
+            "models" => self.id.clone(),
+            kind => format!("{kind}/{}", self.id),
+        }
+    }
+}
+
+/// A `hf://` URL without its revision: a name of content that stays the same in other commits.
+/// Other URLs stay as they are.
+pub fn without_revision(url: PathBuf) -> PathBuf {
+    let plain = url.to_str().and_then(|text| {
+        let (repo, key) = Repo::split(text.strip_prefix("hf://")?);
+        let (repo, _) = repo.split_once('@')?;
+        Some(format!("hf://{repo}/{key}").into())
+    });
+    plain.unwrap_or(url)
+}
