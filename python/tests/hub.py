@@ -87,14 +87,19 @@ class Hub:
         headers = self.count(quota)
         if headers is None:
             left = max(0, int(self.quotas[quota][2] - time.time()))
-            return request.send(429, {"RateLimit": f'"{quota}";r=0;t={left}', "RateLimit-Policy": f'"fixed window";"{quota}";q=9;w=300'})
-        call = re.fullmatch(r"/api/(datasets|models|spaces)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?", url.path)
+            policy = f'"fixed window";"{quota}";q={self.quotas[quota][0]};w=300'
+            return request.send(429, {"RateLimit": f'"{quota}";r=0;t={left}', "RateLimit-Policy": policy}, "Too Many Requests")
+        name = r"(datasets|models|spaces)/([^/]+/[^/]+)"
+        call = re.fullmatch(rf"/api/{name}(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?", url.path)
         file = re.fullmatch(r"/(datasets/|spaces/|)([^/]+/[^/]+)/resolve/([^/]+)/(.+)", url.path)
-        kept = re.fullmatch(r"/api/resolve-cache/(datasets|models|spaces)/([^/]+/[^/]+)/([^/]+)/(.+)", url.path)
+        kept = re.fullmatch(rf"/api/resolve-cache/{name}/([^/]+)/(.+)", url.path)
         if kept:
             kind, name, rev, path = kept.groups()
             return self.serve(request, self.commits[f"{kind}/{name}", rev][unquote(path)], {**headers, "X-Repo-Commit": rev})
-        kind, name, rev = (call.group(1), call.group(2), call.group(4)) if call else (file.group(1)[:-1] or "models", *file.groups()[1:3])
+        if call:
+            kind, name, rev = call.group(1), call.group(2), call.group(4)
+        else:
+            kind, name, rev = file.group(1)[:-1] or "models", file.group(2), file.group(3)
         repo, rev = f"{kind}/{name}", unquote(rev or "main")
         sha = rev if (repo, rev) in self.commits else self.refs.get((repo, rev))
         given = request.headers.get("Authorization")
@@ -106,7 +111,7 @@ class Hub:
         if sha is None:
             return request.refuse(404, "RevisionNotFound", "Invalid rev id")
         if self.gated and not given and not (call and call.group(3) == "revision"):
-            return request.refuse(401, "GatedRepo", f"Access to {name} is restricted. You must have access to it and be authenticated.")
+            return request.refuse(401, "GatedRepo", f"Access to {name} is restricted. You must be authenticated to access it.")
         files = self.commits[repo, sha]
         headers["X-Repo-Commit"] = sha
         if call and call.group(3) in (None, "revision"):
@@ -160,7 +165,8 @@ class Hub:
             host = self.cdn_hosts[len(self.log) % len(self.cdn_hosts)]
             self.left = self.uses
         headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data)), "ETag": f'"{etag}"'}
-        headers["Location"] = f"http://{host}:{self.servers[1].server_port}/repos/{etag}?Expires=9&Signature=signed-{self.signature}"
+        place = f"http://{host}:{self.servers[1].server_port}/repos/{etag}"
+        headers["Location"] = f"{place}?Expires=9&Signature=signed-{self.signature}"
         request.send(302, headers, "Found")
 
     def cdn(self, request):
@@ -202,10 +208,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(status, ({"X-Error-Code": code} if code else {}) | {"X-Error-Message": words}, {"error": words})
 
     def send(self, status, headers, body=b""):
-        kind = "application/octet-stream" if isinstance(body, bytes) else "text/plain" if isinstance(body, str) else "application/json"
-        body = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        kind = {bytes: "application/octet-stream", str: "text/plain"}.get(type(body), "application/json")
+        if isinstance(body, str):
+            body = body.encode()
+        elif not isinstance(body, bytes):
+            body = json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "X-Request-Id": "Root=1-scripted", **headers, "Content-Length": len(body)}.items():
+        headers = {"Content-Type": kind, "X-Request-Id": "Root=1-scripted", **headers, "Content-Length": len(body)}
+        for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()
         if self.command != "HEAD":

@@ -19,6 +19,7 @@ from feedline import errors
 from hub import Hub, oid
 
 RANKS = 64
+USERS = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_ASSETS_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
 ODD = "data/a b%20 ü+[1]&=.bin"
 
 
@@ -26,7 +27,7 @@ ODD = "data/a b%20 ü+[1]&=.bin"
 def hub(tmp_path, monkeypatch):
     """A Hub, and an environment without tokens of the user."""
     hub = Hub()
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_ASSETS_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    for name in USERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -64,7 +65,8 @@ def test_the_own_client_of_hugging_face_reads_the_scripted_hub(hub, tmp_path):
     api = huggingface_hub.HfApi(endpoint=hub.endpoint, token=hub.token)
     assert api.repo_info(hub.name, repo_type="dataset").sha == commit
     listed = api.list_repo_tree(hub.name, repo_type="dataset", recursive=True)
-    assert {entry.path: entry.size for entry in listed if hasattr(entry, "size")} == {path: len(data) for path, data in files.items()}
+    sizes = {path: len(data) for path, data in files.items()}
+    assert {entry.path: entry.size for entry in listed if hasattr(entry, "size")} == sizes
     system = huggingface_hub.HfFileSystem(endpoint=hub.endpoint, token=hub.token, skip_instance_cache=True)
     for path, data in files.items():
         kept = api.hf_hub_download(hub.name, path, repo_type="dataset", cache_dir=tmp_path)
