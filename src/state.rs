@@ -1139,6 +1139,37 @@ mod tests {
     }
 
     #[test]
+    fn a_state_has_the_commits_of_its_dataset() {
+        let with = |digit: &str| {
+            let commits = vec![
+                digit.repeat(40),
+                "0".repeat(40),
+                "1".repeat(40),
+                "2".repeat(40),
+            ];
+            let dataset = checkpoint().dataset.with_commits(commits);
+            State::new(Checkpoint {
+                dataset,
+                ..checkpoint()
+            })
+        };
+        let text = String::from_utf8(with("a").to_bytes()).unwrap();
+        assert!(text.len() < 1024, "{}", text.len());
+        let packed = postcard::to_allocvec(&with("a")).unwrap();
+        for state in [
+            State::from_bytes(text.as_bytes()).unwrap(),
+            postcard::from_bytes(&packed).unwrap(),
+        ] {
+            assert_eq!(state.checkpoint.dataset.commits()[0], "a".repeat(40));
+            // The same files in another commit are the same dataset.
+            assert_eq!(state, with("b"));
+        }
+        let other = text.replace(&"a".repeat(40), &"b".repeat(40));
+        refused(other.as_bytes());
+        refused(text.replace(&"a".repeat(40), &"a".repeat(39)).as_bytes());
+    }
+
+    #[test]
     fn an_error_names_another_version_of_a_state() {
         let text = String::from_utf8(PINNED.to_vec()).unwrap();
         let of = |version: u64| text.replace("\"version\":3", &format!("\"version\":{version}"));

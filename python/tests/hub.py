@@ -1,6 +1,6 @@
 """A Hub for tests, as its documentation and its own client describe it. `test_hub.py` holds the client against it.
 
-    api, pages of a tree, /resolve/ ── 127.0.0.1, with the token ──► signed URL ── localhost, without it ──► bytes
+    api, tree by pages, /resolve/ ── 127.0.0.1, with the token ──► signed URL ── localhost, without it ──► bytes
 """
 
 import base64

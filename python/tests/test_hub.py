@@ -87,7 +87,8 @@ def test_the_own_client_of_hugging_face_reads_the_scripted_hub(hub, tmp_path):
 @pytest.mark.parametrize("kind", ["datasets", "models", "spaces"])
 def test_every_kind_of_name_finds_its_files(hub, kind):
     repo = f"{kind}/{hub.name}"
-    files = {ODD: numbers(100), "data/b.bin": numbers(100, 100), "data/sub/c.bin": numbers(10, 200), "d.bin": numbers(9, 300)}
+    files = {ODD: numbers(100), "data/b.bin": numbers(100, 100), "data/sub/c.bin": numbers(10, 200)}
+    files["d.bin"] = numbers(9, 300)
     commit = hub.commit(repo, files)
     hub.refs[repo, "refs/convert/parquet"] = hub.refs[repo, "a/b"] = commit
     hub.page = 2
@@ -138,7 +139,7 @@ def test_a_storm_of_429_slows_and_does_not_fail(hub):
     hub.limit("api", 1, 1)
     hub.limit("resolvers", 4, 1)
     began = time.monotonic()
-    assert read(f"hf://{hub.repo}/*.bin", shuffle=7, stall_deadline=20) != sorted(range(1200))
+    assert sorted(read(f"hf://{hub.repo}/*.bin", shuffle=7, stall_deadline=20)) == [*range(1200)]
     assert time.monotonic() - began > 2
     refused = len(hub.asked("")) - len(hub.asked("/revision/")) - len(hub.asked("/tree/")) - 12
     assert refused < 40, "asked again and again"
@@ -217,8 +218,8 @@ def test_a_token_goes_to_the_hub_alone(hub, monkeypatch, tmp_path, place):
 ERRORS = [
     # What the Hub has, the URL, the error, its words.
     ({}, "hf://datasets/{name}x/a.bin", errors.AccessError, "there is no datasets/{name}x, or it is private"),
-    ({"gated": True, "token": "hf_secret"}, "hf://{repo}/a.bin", errors.AccessError, "is gated: accept its conditions at {endpoint}/{repo}"),
-    ({"token": "hf_secret", "given": "hf_wrong"}, "hf://{repo}/a.bin", errors.AccessError, "Invalid credentials in Authorization header Bearer ***"),
+    ({"gated": True}, "hf://{repo}/a.bin", errors.AccessError, "is gated: accept its conditions at {endpoint}/{repo}"),
+    ({"token": "hf_a", "given": "hf_b"}, "hf://{repo}/a.bin", errors.AccessError, "Invalid credentials in Authorization header"),
     ({}, "hf://{repo}@v9/a.bin", errors.NotFoundError, "has no branch, tag or commit \"v9\""),
     ({}, "hf://{repo}/b.bin", errors.NotFoundError, "no such file or folder at commit"),
     ({}, "hf://{repo}/none/*.bin", errors.NotFoundError, "no such file or folder at commit"),

@@ -717,10 +717,11 @@ fn next_of(link: &str) -> Option<&str> {
 /// Requests that are left, and the time until there are more: `"api";r=0;t=55`.
 fn quota_of(text: &str) -> Option<(u64, Duration)> {
     let value = |name: &str| {
-        let mut parts = text.split(';').map(str::trim);
-        parts.find_map(|part| part.strip_prefix(name)?.parse::<u64>().ok())
+        let mut parts = text.split(';').filter_map(|part| part.split_once('='));
+        let (_, value) = parts.find(|(key, _)| key.trim() == name)?;
+        value.trim().parse::<u64>().ok()
     };
-    Some((value("r=")?, Duration::from_secs(value("t=")?)))
+    Some((value("r")?, Duration::from_secs(value("t")?)))
 }
 
 fn io(message: &str) -> Error {
@@ -729,4 +730,46 @@ fn io(message: &str) -> Error {
 
 fn odd(error: serde_json::Error) -> Error {
     io("the Hub's answer is not the JSON that its API has; check HF_ENDPOINT").with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_the_hub_are_read_and_odd_ones_are_not() {
+        let seconds = Duration::from_secs;
+        for (header, right) in [
+            ("\"api\";r=0;t=55", Some((0, seconds(55)))),
+            ("\"resolvers\" ; r = 7; t=300", Some((7, seconds(300)))),
+            ("r=-1;t=5", None),
+            ("\"api\";r=0", None),
+        ] {
+            assert_eq!(quota_of(header), right, "{header}");
+        }
+        for (header, right) in [
+            ("<https://h/a?b=1>; rel=\"next\"", Some("https://h/a?b=1")),
+            ("<x>; rel=\"prev\", <y>; rel=\"next\"", Some("y")),
+            ("<x>; rel=\"prev\"", None),
+            ("x; rel=\"next\"", None),
+        ] {
+            assert_eq!(next_of(header), right, "{header}");
+        }
+        let token = HeaderValue::from_static("Bearer hf_secret");
+        assert_eq!(plain("no\u{1b} hf_secret", Some(&token)), "no ***");
+    }
+
+    #[test]
+    fn a_url_without_its_revision_is_the_same_for_every_commit() {
+        for (url, right) in [
+            ("hf://datasets/o/n@main/a@b", "hf://datasets/o/n/a@b"),
+            ("hf://o/n@refs/pr/3/a", "hf://o/n/a"),
+            ("hf://o/n/a@b", "hf://o/n/a@b"),
+            ("s3://b/a@b/c", "s3://b/a@b/c"),
+        ] {
+            assert_eq!(without_revision(url.into()).to_str(), Some(right), "{url}");
+        }
+        let alias = Repo::parse("datasets/o/n@~parquet").unwrap();
+        assert_eq!(alias.revision, "refs/convert/parquet");
+    }
 }
