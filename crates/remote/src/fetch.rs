@@ -15,6 +15,7 @@
 //! read for ever.
 
 use super::http::{Answer, Note, cause};
+use super::hub::in_words;
 use super::limit::Permit;
 use super::store::{ALL_BY_TIME, Object, Store};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -517,11 +518,11 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
         return failed_elsewhere(error);
     }
     if let Some(pause) = answer.pause {
-        let message = format!(
-            "the Hub's rate limit is used up for {} s more; a token (HF_TOKEN) has a higher limit",
-            pause.as_secs()
-        );
-        return Failed::new(Class::Paused(pause), ErrorKind::Io, message);
+        return Failed::new(Class::Paused(pause), ErrorKind::Io, in_words(pause));
+    }
+    if answer.expired {
+        let message = format!("{}: the Hub's CDN refuses the signed URL", answer.said());
+        return Failed::new(Class::Passing, ErrorKind::Permission, message);
     }
     if let Some((kind, advice)) = &answer.advice {
         let class = match answer.status {

@@ -77,6 +77,8 @@ pub(super) struct Answer {
     pub(super) lasting: bool,
     /// A refusal of the Hub, with what to do.
     pub(super) advice: Option<(ErrorKind, String)>,
+    /// Whether the Hub's CDN refused a signed URL.
+    pub(super) expired: bool,
     /// How long the Hub's quota is used up.
     pub(super) pause: Option<Duration>,
 }

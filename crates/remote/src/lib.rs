@@ -56,7 +56,7 @@ mod url;
 
 pub use feedline_base::meter::NetworkMeter as Meter;
 pub use hub::{shared_folder, without_revision};
-pub use lookup::{children, commit, expand, look};
+pub use lookup::{children, commit, expand, look, paused};
 pub use object_store;
 pub use registry::register;
 pub use store::{Object, configure};

@@ -351,6 +351,14 @@ pub fn commit(path: &Path) -> Result<Option<(String, String)>> {
     })
 }
 
+/// Why reads of an object wait: the quota of the Hub that is used up.
+pub fn paused(path: &Path) -> Option<String> {
+    if !path.as_os_str().as_encoded_bytes().starts_with(b"hf://") {
+        return None;
+    }
+    store(&Url::parse(path).ok()?).ok()?.hub.as_ref()?.paused()
+}
+
 /// The objects and folders in a folder of a bucket.
 pub fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
     let url = Url::parse(path)?;

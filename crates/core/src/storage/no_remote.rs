@@ -66,6 +66,10 @@ pub fn commit(_: &Path) -> Result<Option<(String, String)>> {
     Ok(None)
 }
 
+pub fn paused(_: &Path) -> Option<String> {
+    None
+}
+
 pub fn shared_folder(_: &Path) -> Option<PathBuf> {
     None
 }

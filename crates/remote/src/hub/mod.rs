@@ -71,6 +71,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(600);
 
 const REDIRECTS: usize = 5;
 
+/// The quotas, as the Hub names them.
+const API: &str = "api";
+const RESOLVERS: &str = "resolvers";
+
 /// Maximum characters of a message of the Hub.
 const WORDS: usize = 300;
 
@@ -428,7 +432,7 @@ impl Hub {
                 .parse()
                 .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
             return self
-                .ask_hub(service, request, note, url, "api")
+                .ask_hub(service, request, note, url, API)
                 .await
                 .map(|(response, ..)| response);
         };
@@ -468,7 +472,7 @@ impl Hub {
             .parse()
             .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         let answer = self
-            .ask_hub(service, request.clone(), note, url, "resolvers")
+            .ask_hub(service, request.clone(), note, url, RESOLVERS)
             .await;
         let (mut response, linked, place) = answer?;
         let Some(url) = place else {
@@ -504,6 +508,11 @@ impl Hub {
         self.allowed(note, None)?;
         *moved = place.url.host_str().map(String::from);
         let mut response = service.hop(request, &place.url, note).await?;
+        let expired = matches!(response.status().as_u16(), 400 | 401 | 403 | 404 | 410);
+        note.set(Answer {
+            expired,
+            ..note.answer()
+        });
         dress(&mut response, &place.linked);
         Ok(response)
     }
@@ -535,7 +544,7 @@ impl Hub {
             linked.len = linked.len.or_else(|| text("x-linked-size"));
             let other = text("x-repo-commit")
                 .filter(|other| self.commit().is_some_and(|commit| commit != other));
-            if let Some(other) = other.filter(|_| quota == "resolvers") {
+            if let Some(other) = other.filter(|_| quota == RESOLVERS) {
                 let what = format!(
                     "the Hub answered with commit {}, not with the one that was asked for",
                     plain(&other, None)
@@ -596,6 +605,11 @@ impl Hub {
             )),
             None => Ok(()),
         }
+    }
+
+    /// Why reads wait, if the quota for them is used up.
+    pub(super) fn paused(&self) -> Option<String> {
+        self.shared.paused(&self.quota(RESOLVERS)).map(in_words)
     }
 
     fn quota(&self, quota: &str) -> String {
@@ -690,6 +704,14 @@ fn plain(text: &str, token: Option<&HeaderValue>) -> String {
 fn refuse(note: &Note, answer: Answer) -> HttpError {
     note.set(answer);
     HttpError::new(HttpErrorKind::Decode, std::io::Error::other("refused"))
+}
+
+/// Describes a pause.
+pub(super) fn in_words(pause: Duration) -> String {
+    format!(
+        "the Hub's rate limit is used up for {} s more; a token (HF_TOKEN) has a higher limit",
+        pause.as_secs()
+    )
 }
 
 /// Gives an answer the etag and, to `HEAD`, the length that the Hub names.
