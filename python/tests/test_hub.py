@@ -5,6 +5,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ from hub import Hub, oid
 
 RANKS = 64
 USERS = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_ASSETS_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]
+FIXTURES = Path(__file__).resolve().parents[2] / "tests" / "fixtures"
 ODD = "data/a b%20 ü+[1]&=.bin"
 
 
@@ -104,6 +106,41 @@ def test_every_kind_of_name_finds_its_files(hub, kind):
     ]:
         assert sorted(read(url + place)) == right, place
     assert read(f"{url}/{ODD.replace('[', '[[]')}") == [*range(100)]
+
+
+FORMATS = [
+    ("npy", "npy/same-?.npy", {}),
+    ("npz", "npy/table.npz", {"rows": True}),
+    ("safetensors", "safetensors/torch-{0,1}.safetensors", {"columns": ["half", "label"]}),
+    ("tokens", "tokens/flat.bin", {"token": "u16", "seq_len": 8}),
+    ("megatron", "tokens/megatron-u16", {"seq_len": 8}),
+    ("mds", "mds/fixed", {}),
+    ("parquet", "parquet/plain.parquet", {"columns": ["f3"]}),
+    ("images", "jpeg/", {"size": 32}),
+    ("jsonl", "jsonl/small.jsonl", {"up_to": 4096}),
+    ("jsonl", "jsonl/small.jsonl.gz", {"up_to": 4096}),
+    ("webdataset", "tar/webdataset.tar", {"columns": ["cls"]}),
+    ("tfrecord", "tfrecord/plain.tfrecord", {"up_to": 4096}),
+]
+
+
+@pytest.mark.parametrize(("source", "place", "settings"), FORMATS, ids=[place for _, place, _ in FORMATS])
+def test_every_format_is_the_same_from_the_hub(hub, tmp_path, source, place, settings):
+    folder = shutil.copytree(FIXTURES / place.split("/")[0], tmp_path / "files" / place.split("/")[0])
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    hub.commit(hub.repo, {str(path.relative_to(tmp_path / "files")): path.read_bytes() for path in found})
+
+    def batches(start):
+        loader = getattr(fl, source)(f"{start}/{place}", batch_size=2, shard=None, **settings)
+        opened = len(hub.asked("", "cdn"))
+        return opened, [{name: value.tolist() for name, value in batch.items()} for batch in loader]
+
+    _, right = batches(tmp_path / "files")
+    assert batches(f"hf://{hub.repo}")[1] == right
+    before = len(hub.asked("", "cdn"))
+    opened, again = batches(f"hf://{hub.repo}@main")
+    assert again == right
+    assert opened == before, "headers, footers and indexes are shared"
 
 
 def test_the_ranks_of_a_node_ask_once_for_each_thing(hub, tmp_path):

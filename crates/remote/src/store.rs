@@ -333,25 +333,23 @@ impl Store {
         let chosen = by_time.into_iter().next_back().map(|(_, value)| value);
         let by_time = is_true(chosen.or_else(|| std::env::var(ALL_BY_TIME).ok()));
         let options = &options;
-        let hub = match url.scheme {
-            Scheme::Hub => Some(Self::hub(url, &name, options)?),
-            _ => None,
-        };
         let Client {
             reads,
             lists,
             credentials,
+            hub,
         } = match url.scheme {
             Scheme::S3 => Self::s3(url, options),
             Scheme::Gcs => Self::gcs(url, options),
             Scheme::Azure => Self::azure(url, options),
             Scheme::Http | Scheme::Https => Self::http(&name, options),
-            Scheme::Hub => Self::objects(hub.as_ref()),
+            Scheme::Hub => Self::hub(url, options),
             Scheme::Other(registered) => {
                 (registered.open)(&url.bucket, options).map(|reads| Client {
                     lists: Some(Arc::new(Lists(reads.clone()))),
                     reads,
                     credentials: None,
+                    hub: None,
                 })
             }
         }
@@ -443,22 +441,17 @@ impl Store {
             reads,
             lists: None,
             credentials: None,
+            hub: None,
         })
     }
 
-    fn hub(url: &Url, name: &str, options: &Options) -> Result<Arc<Hub>> {
-        let hub = Hub::new(&url.bucket, &clean(options)?);
-        hub.map_err(|error| error.with_path(name))
-    }
-
-    /// The objects of a repository.
-    fn objects(hub: Option<&Arc<Hub>>) -> Result<Client> {
-        let kind = hub.map_or(Kind::Server, |hub| Kind::Hub(hub.clone()));
-        let token = hub.map(|hub| -> Arc<dyn Renewed> { hub.token() });
+    fn hub(url: &Url, options: &Options) -> Result<Client> {
+        let hub = Hub::new(&url.bucket, &clean(options)?)?;
         Ok(Client {
-            reads: server(OBJECTS, kind)?,
+            reads: server(OBJECTS, Kind::Hub(hub.clone()))?,
             lists: None,
-            credentials: token,
+            credentials: Some(hub.token()),
+            hub: Some(hub),
         })
     }
 
@@ -489,11 +482,13 @@ impl Store {
     }
 }
 
-/// Reads, listings where the store has them, and credentials where requests are signed.
+/// Reads, listings where the store has them, credentials where requests are signed, and the
+/// repository of the Hub.
 struct Client {
     reads: Arc<dyn ObjectStore>,
     lists: Option<Arc<dyn PaginatedListStore>>,
     credentials: Option<Arc<dyn Renewed>>,
+    hub: Option<Arc<Hub>>,
 }
 
 /// The objects of an HTTP server.
@@ -522,6 +517,7 @@ fn unsigned<S: ObjectStore + PaginatedListStore>(store: object_store::Result<S>)
         reads: store.clone(),
         lists: Some(store),
         credentials: None,
+        hub: None,
     })
 }
 

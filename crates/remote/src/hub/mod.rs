@@ -107,6 +107,25 @@ struct Place {
     linked: Linked,
 }
 
+/// Forgets a place that gives no right answer, also if the request is cancelled: its signature has
+/// expired, or the CDN has moved. The Hub names another.
+struct Doubt<'p> {
+    located: &'p Located,
+    place: &'p Arc<Place>,
+    answered: bool,
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        // Whoever holds the lock asks the Hub.
+        if let (false, Ok(mut now)) = (self.answered, self.located.try_lock())
+            && now.as_ref().is_some_and(|now| Arc::ptr_eq(now, self.place))
+        {
+            *now = None;
+        }
+    }
+}
+
 /// Etag and length of the object behind a redirect.
 #[derive(Clone, Debug, Default)]
 struct Linked {
@@ -439,23 +458,20 @@ impl Hub {
         let located = self.places.hold().entry(path.into()).or_default().clone();
         let is_head = request.method().as_str() == "HEAD";
         let known = located.lock().await.clone().filter(|_| !is_head);
-        if let Some(place) = &known {
+        if let Some(place) = known {
+            let mut doubt = Doubt {
+                located: &located,
+                place: &place,
+                answered: false,
+            };
             let response = self
-                .ask_cdn(service, request.clone(), note, place, moved)
+                .ask_cdn(service, request.clone(), note, &place, moved)
                 .await;
             let status = response
                 .as_ref()
                 .map_or(0, |response| response.status().as_u16());
-            if (200..300).contains(&status) || status == 416 || status == 429 {
-                return response;
-            }
-            // The signature has expired, or the CDN has moved: the Hub names the place anew.
-            let mut now = located.lock().await;
-            if now.as_ref().is_some_and(|now| Arc::ptr_eq(now, place)) {
-                *now = None;
-            }
-            drop(now);
-            if !(400..500).contains(&status) {
+            doubt.answered = (200..300).contains(&status) || status == 416 || status == 429;
+            if doubt.answered || !(400..500).contains(&status) {
                 return response;
             }
         }
