@@ -47,7 +47,7 @@ class Hub:
 
         self.servers = [Server(("127.0.0.1", 0), Api), Server(("127.0.0.1", 0), Cdn)]
         for server in self.servers:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         self.endpoint = f"http://127.0.0.1:{self.servers[0].server_port}"
 
     def close(self):
@@ -76,7 +76,7 @@ class Hub:
 
     def note(self, request, host):
         entry = {"host": host, "method": request.command, "path": unquote(request.path), "range": request.headers.get("Range"),
-                 "token": request.headers.get("Authorization"), "name": request.headers.get("Host")}
+                 "token": request.headers.get("Authorization"), "name": request.headers.get("Host"), "refused": False}
         with self.lock:
             self.log.append(entry)
 
@@ -86,6 +86,7 @@ class Hub:
         quota = "resolvers" if "/resolve/" in url.path else "api"
         headers = self.count(quota)
         if headers is None:
+            self.log[-1]["refused"] = True
             left = max(0, int(self.quotas[quota][2] - time.time()))
             policy = f'"fixed window";"{quota}";q={self.quotas[quota][0]};w=300'
             return request.send(429, {"RateLimit": f'"{quota}";r=0;t={left}', "RateLimit-Policy": policy}, "Too Many Requests")
