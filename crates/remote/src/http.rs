@@ -12,7 +12,6 @@
 //! Limits: [`HELD`] bytes of a body that the library holds in memory, [`REFUSAL`] bytes of an
 //! error's body.
 
-use super::hub::Hub;
 use super::odd::without_odd;
 use super::proxy::{Proxies, Proxy};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -287,13 +286,26 @@ pub(super) struct Web {
     untrusting: Option<Arc<str>>,
 }
 
+/// Answers a request in steps of its own, by [`Service::hop`].
+#[async_trait::async_trait]
+pub(super) trait Steps: std::fmt::Debug + Send + Sync {
+    /// The answer; `moved` is the host that a redirect led to.
+    async fn answered(
+        &self,
+        service: &Service,
+        request: HttpRequest,
+        note: &Note,
+        moved: &mut Option<String>,
+    ) -> std::result::Result<HttpResponse, HttpError>;
+}
+
 /// Who answers.
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
     /// A redirected request would lack its signature.
     Bucket,
     Server,
-    Hub(Arc<Hub>),
+    Hub(Arc<dyn Steps>),
 }
 
 #[derive(Debug)]

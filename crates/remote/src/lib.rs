@@ -50,15 +50,18 @@ mod odd;
 mod profile;
 mod proxy;
 mod registry;
+mod repo;
 mod shared;
 pub mod store;
+mod tree;
 mod url;
 
 pub use feedline_base::meter::NetworkMeter as Meter;
-pub use hub::{shared_folder, without_revision};
+pub use hub::shared_folder;
 pub use lookup::{children, commit, expand, look, paused};
 pub use object_store;
 pub use registry::register;
+pub use repo::without_revision;
 pub use store::{Object, configure};
 
 /// A walk through an object, range by range.

@@ -2,10 +2,11 @@
 
 use super::credentials::{Credentials, Library, Renewed};
 use super::http::{Connector, Kind, Web, cause};
-use super::hub::{Hub, OBJECTS, without_revision};
+use super::hub::{Hub, OBJECTS};
 use super::limit::Limit;
 use super::profile::Profile;
 use super::registry::Lists;
+use super::repo::without_revision;
 use super::url::{Scheme, Url};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
 use feedline_base::metadata::Meta;

@@ -1,9 +1,9 @@
 //! URLs of objects: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `https://host/key`,
 //! `hf://datasets/org/name@revision/key`.
 
-use super::hub::Repo;
 use super::odd::why_odd;
 use super::registry::{self, Registered};
+use super::repo::Repo;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::secret::at_query;
 use object_store::path::Path as Key;

@@ -12,8 +12,7 @@
 //! understands. The version of an object is the hash that the Hub names: SHA-256 of a large file,
 //! the Git hash of a small one. The CDN has etags of its own, which count for nothing.
 //!
-//! Limits: [`FRESH`] for a revision that another process resolved; metadata of at most [`READ`]
-//! bytes per read is shared by the machine (`shared`).
+//! `tree` has the queries to the API. Limits: [`REDIRECTS`]; pauses of at most [`PAUSE_MAX`].
 //!
 //! Invariants:
 //! * All requests of a store name one commit.
@@ -21,27 +20,22 @@
 //! * A quota that is used up pauses all processes of the machine. A pause is no failure.
 
 mod home;
-mod repo;
 
 pub use home::shared_folder;
-pub(super) use repo::Repo;
-pub use repo::without_revision;
 
 use self::home::{Token, Tokens, folder, is_set, variable};
 use super::credentials::Credentials;
-use super::fetch;
-use super::http::{Answer, Kind, Note, Service, is_redirect, text_of};
+use super::http::{Answer, Note, Service, Steps, is_redirect, text_of};
+use super::repo::Repo;
 use super::shared::Shared;
-use super::store::{Options, Store, client, commits};
+use async_trait::async_trait;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
-use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
-use object_store::path::Path as Key;
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpResponse};
 use object_store::{CredentialProvider, HeaderMap, ObjectMeta};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Url;
 use reqwest::header::HeaderValue;
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -50,18 +44,6 @@ use std::time::Duration;
 pub(super) const OBJECTS: &str = "http://hub.invalid";
 
 const ENDPOINT: &str = "https://huggingface.co";
-
-/// How long a revision that a process of the machine has resolved counts for others.
-const FRESH: Duration = Duration::from_secs(60);
-
-/// What never changes.
-const EVER: Duration = Duration::MAX;
-
-/// Maximum bytes of a read that the machine shares: footers and headers, no samples.
-const READ: u64 = 1 << 20;
-
-/// Maximum bytes of a footer that the machine shares.
-const FOOTER: u64 = 64 << 20;
 
 /// Pause after a 429 that names none.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -79,7 +61,7 @@ const RESOLVERS: &str = "resolvers";
 const WORDS: usize = 300;
 
 /// What is left as it is in a segment of the Hub's URLs.
-const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+pub(super) const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
     .remove(b'.')
@@ -87,16 +69,16 @@ const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
 
 /// A store's repository at one commit.
 pub(super) struct Hub {
-    endpoint: Url,
-    repo: Repo,
-    commit: OnceLock<String>,
+    pub(super) endpoint: Url,
+    pub(super) repo: Repo,
+    pub(super) commit: OnceLock<String>,
     token: Arc<Credentials<Token>>,
-    is_offline: bool,
-    shared: Shared,
+    pub(super) is_offline: bool,
+    pub(super) shared: Shared,
     /// Where the CDN has objects, by encoded path. Locked while the Hub is asked.
     places: Mutex<HashMap<String, Arc<Located>>>,
     /// Listings of folders.
-    listings: Mutex<HashMap<String, Arc<Vec<ObjectMeta>>>>,
+    pub(super) listings: Mutex<HashMap<String, Arc<Vec<ObjectMeta>>>>,
 }
 
 type Located = tokio::sync::Mutex<Option<Arc<Place>>>;
@@ -139,39 +121,9 @@ impl std::fmt::Debug for Hub {
     }
 }
 
-/// A file in a listing.
-#[derive(Deserialize, Serialize)]
-struct Listed {
-    path: String,
-    size: u64,
-    etag: String,
-}
-
-/// An entry of the Hub's listing.
-#[derive(Deserialize)]
-struct Entry {
-    r#type: String,
-    path: String,
-    #[serde(default)]
-    size: u64,
-    oid: String,
-    lfs: Option<Lfs>,
-}
-
-#[derive(Deserialize)]
-struct Lfs {
-    oid: String,
-    size: u64,
-}
-
-#[derive(Deserialize)]
-struct Revision {
-    sha: String,
-}
-
 impl Hub {
     /// Errors: [`ErrorKind::Config`] for an option or an endpoint that cannot be used.
-    pub(super) fn new(bucket: &str, options: &Options) -> Result<Arc<Self>> {
+    pub(super) fn new(bucket: &str, options: &[(String, String)]) -> Result<Arc<Self>> {
         let config = |message: String| Error::new(ErrorKind::Config, Stage::Index, message);
         let mut endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let mut token = None;
@@ -225,291 +177,15 @@ impl Hub {
     }
 
     /// The name of a shared answer.
-    fn name(&self, what: &str) -> String {
+    pub(super) fn name(&self, what: &str) -> String {
         format!("{}/{} {what}", self.endpoint, self.repo.page())
     }
 
-    fn api(&self, call: &str, revision: &str) -> String {
+    pub(super) fn api(&self, call: &str, revision: &str) -> String {
         let Repo { kind, id, .. } = &self.repo;
         let endpoint = self.endpoint.as_str().trim_end_matches('/');
         let revision = utf8_percent_encode(revision, SEGMENT);
         format!("{endpoint}/api/{kind}/{id}/{call}/{revision}")
-    }
-
-    /// Finds the commit of the revision, if it is not known.
-    pub(super) async fn resolve(self: &Arc<Self>, store: &Store) -> Result<&str> {
-        if let Some(commit) = self.commit() {
-            return Ok(commit);
-        }
-        let revision = format!("{}@{}", self.repo.page(), self.repo.revision);
-        let known = commits().hold().get(&revision).cloned();
-        if let Some(commit) = known {
-            return Ok(self.commit.get_or_init(|| commit));
-        }
-        let name = self.name(&format!("revision {}", self.repo.revision));
-        let life = if self.is_offline { EVER } else { FRESH };
-        let url = self.api("revision", &self.repo.revision) + "?expand=sha";
-        let found = self.shared.once(name, life, async {
-            let (answer, _) = self.ask(store, url).await?;
-            let Revision { sha } = serde_json::from_slice(&answer).map_err(odd)?;
-            let is_commit = sha.len() == 40 && sha.bytes().all(|byte| byte.is_ascii_hexdigit());
-            match is_commit {
-                true => Ok(sha.into_bytes()),
-                false => Err(io("the Hub names no commit for the revision")),
-            }
-        });
-        let commit = String::from_utf8_lossy(&found.await?).into_owned();
-        // Of two threads, the first one counts.
-        let commit = commits().hold().entry(revision).or_insert(commit).clone();
-        Ok(self.commit.get_or_init(|| commit))
-    }
-
-    /// All files below a folder, which is empty for the whole repository.
-    pub(super) async fn files(
-        self: &Arc<Self>,
-        store: &Store,
-        folder: &str,
-    ) -> Result<Arc<Vec<ObjectMeta>>> {
-        let commit = self.resolve(store).await?;
-        let above = |known: &&String| {
-            known.is_empty() || folder == known.as_str() || folder.starts_with(&format!("{known}/"))
-        };
-        let known = {
-            let listings = self.listings.hold();
-            let name = listings.keys().find(above);
-            name.map(|name| listings[name].clone())
-        };
-        if let Some(known) = known {
-            return Ok(known);
-        }
-        let name = self.name(&format!("tree {commit} {folder}"));
-        let found = self
-            .shared
-            .once(name, EVER, self.listing(store, commit, folder));
-        let listed: Vec<Listed> = serde_json::from_slice(&found.await?).map_err(odd)?;
-        let files = listed.into_iter().filter_map(|file| {
-            Some(ObjectMeta {
-                location: Key::parse(&file.path).ok()?,
-                last_modified: Default::default(),
-                size: file.size,
-                e_tag: Some(file.etag),
-                version: None,
-            })
-        });
-        let files = Arc::new(files.collect::<Vec<_>>());
-        self.listings.hold().insert(folder.into(), files.clone());
-        Ok(files)
-    }
-
-    /// All pages of a listing, as JSON of [`Listed`].
-    async fn listing(
-        self: &Arc<Self>,
-        store: &Store,
-        commit: &str,
-        folder: &str,
-    ) -> Result<Vec<u8>> {
-        let path = match folder {
-            "" => String::new(),
-            folder => format!("/{}", utf8_percent_encode(folder, SEGMENT)),
-        };
-        let mut url = self.api("tree", commit) + &path + "?recursive=true&expand=false";
-        let mut listed = Vec::new();
-        loop {
-            let (page, next) = self.ask(store, url.clone()).await?;
-            let entries: Vec<Entry> = serde_json::from_slice(&page).map_err(odd)?;
-            let is_empty = entries.is_empty();
-            listed.extend(
-                entries
-                    .into_iter()
-                    .filter(|entry| entry.r#type == "file")
-                    .map(|entry| {
-                        let Entry {
-                            path,
-                            size,
-                            oid,
-                            lfs,
-                            ..
-                        } = entry;
-                        let (size, etag) = lfs.map_or((size, oid), |lfs| (lfs.size, lfs.oid));
-                        Listed { path, size, etag }
-                    }),
-            );
-            let Some(next) = next else {
-                return serde_json::to_vec(&listed).map_err(odd);
-            };
-            if is_empty || next == url {
-                return Err(io(
-                    "the Hub's listing does not end: a page continues at the same place",
-                ));
-            }
-            url = next;
-        }
-    }
-
-    /// The answer of the API to one request, and the address of the next page.
-    async fn ask(
-        self: &Arc<Self>,
-        store: &Store,
-        url: String,
-    ) -> Result<(Vec<u8>, Option<String>)> {
-        let client = client(Kind::Hub(self.clone()))?;
-        fetch::asked(store, &Key::default(), |note: Note| {
-            let client = client.clone();
-            let url = url.clone();
-            let hub = self.clone();
-            Box::pin(async move {
-                let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
-                    object_store::Error::Generic {
-                        store: "Hub",
-                        source,
-                    }
-                };
-                let mut request = HttpRequest::new(HttpRequestBody::empty());
-                *request.uri_mut() = url.parse().map_err(|error| failed(Box::new(error)))?;
-                request.extensions_mut().insert(note);
-                let response = client
-                    .execute(request)
-                    .await
-                    .map_err(|error| failed(error.into()))?;
-                if !response.status().is_success() {
-                    return Err(failed("the Hub refused".into()));
-                }
-                let next = text_of(response.headers(), "link").and_then(next_of);
-                let next = next.and_then(|next| Url::parse(&url).ok()?.join(next).ok());
-                // Another host would get the token.
-                let next = next.filter(|next| next.origin() == hub.endpoint.origin());
-                let body = response.into_body().bytes().await;
-                let body = body.map_err(|error| failed(error.into()))?;
-                Ok((body.to_vec(), next.map(String::from)))
-            })
-        })
-        .await
-    }
-
-    /// Looks up an object once per machine. `ask`: asks the Hub.
-    pub(super) async fn looked_up(
-        self: &Arc<Self>,
-        store: &Store,
-        key: &Key,
-        ask: impl Future<Output = Result<ObjectMeta>> + Send,
-    ) -> Result<ObjectMeta> {
-        let commit = self.resolve(store).await?;
-        let name = self.name(&format!("file {commit} {key}"));
-        let found = self.shared.once(name, EVER, async {
-            let ObjectMeta { size, e_tag, .. } = ask.await?;
-            let (path, etag) = (key.to_string(), e_tag.unwrap_or_default());
-            serde_json::to_vec(&Listed { path, size, etag }).map_err(odd)
-        });
-        let Listed { size, etag, .. } = serde_json::from_slice(&found.await?).map_err(odd)?;
-        Ok(ObjectMeta {
-            location: key.clone(),
-            last_modified: Default::default(),
-            size,
-            e_tag: Some(etag).filter(|etag| !etag.is_empty()),
-            version: None,
-        })
-    }
-
-    /// Reads metadata of an object of `len` bytes once per machine, if it is a header, a footer or
-    /// a small file.
-    pub(super) async fn read(
-        &self,
-        pin: &str,
-        range: std::ops::Range<u64>,
-        len: u64,
-        ask: impl Future<Output = Result<Vec<u8>>> + Send,
-    ) -> Result<Vec<u8>> {
-        let count = range.end - range.start;
-        let is_footer = len - range.end <= 8 && count <= FOOTER;
-        if pin.is_empty() || (count > READ && !is_footer) {
-            return ask.await;
-        }
-        let name = self.name(&format!("bytes {pin} {range:?}"));
-        let found = self.shared.once(name, EVER, ask).await?;
-        if found.len() as u64 == count {
-            return Ok(found);
-        }
-        Err(io("a shared range has another length"))
-    }
-
-    /// The answer to a request for an object, or of the API: `moved` is the CDN's host.
-    pub(super) async fn answered(
-        &self,
-        service: &Service,
-        mut request: HttpRequest,
-        note: &Note,
-        moved: &mut Option<String>,
-    ) -> std::result::Result<HttpResponse, HttpError> {
-        // The CDN has other etags: answers are compared with the one that the Hub names.
-        request.headers_mut().remove("if-match");
-        request
-            .headers_mut()
-            .insert("accept-encoding", HeaderValue::from_static("identity"));
-        let url = request.uri().to_string();
-        let Some(path) = url.strip_prefix(OBJECTS) else {
-            let url = url
-                .parse()
-                .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-            return self
-                .ask_hub(service, request, note, url, API)
-                .await
-                .map(|(response, ..)| response);
-        };
-        let located = self.places.hold().entry(path.into()).or_default().clone();
-        let is_head = request.method().as_str() == "HEAD";
-        let known = located.lock().await.clone().filter(|_| !is_head);
-        if let Some(place) = known {
-            let mut doubt = Doubt {
-                located: &located,
-                place: &place,
-                answered: false,
-            };
-            let response = self
-                .ask_cdn(service, request.clone(), note, &place, moved)
-                .await;
-            let status = response
-                .as_ref()
-                .map_or(0, |response| response.status().as_u16());
-            doubt.answered = (200..300).contains(&status) || status == 416 || status == 429;
-            if doubt.answered || !(400..500).contains(&status) {
-                return response;
-            }
-        }
-        let mut now = located.lock().await;
-        if let Some(place) = now.clone().filter(|_| !is_head) {
-            drop(now);
-            return self.ask_cdn(service, request, note, &place, moved).await;
-        }
-        let commit = self.commit().unwrap_or(&self.repo.revision);
-        let commit = utf8_percent_encode(commit, SEGMENT);
-        let endpoint = self.endpoint.as_str().trim_end_matches('/');
-        let url = format!("{endpoint}/{}/resolve/{commit}{path}", self.repo.page());
-        let url = url
-            .parse()
-            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-        let answer = self
-            .ask_hub(service, request.clone(), note, url, RESOLVERS)
-            .await;
-        let (mut response, linked, place) = answer?;
-        let Some(url) = place else {
-            dress(&mut response, &linked);
-            return Ok(response);
-        };
-        let place = Arc::new(Place { url, linked });
-        *now = Some(place.clone());
-        drop(now);
-        let len = place
-            .linked
-            .len
-            .as_deref()
-            .and_then(|len| HeaderValue::try_from(len).ok());
-        if let (true, Some(len), Ok(ok)) = (is_head, len, 200.try_into()) {
-            *response.status_mut() = ok;
-            response.headers_mut().insert("content-length", len);
-            dress(&mut response, &place.linked);
-            return Ok(response);
-        }
-        self.ask_cdn(service, request, note, &place, moved).await
     }
 
     /// Asks the place of an object, without the token.
@@ -706,6 +382,89 @@ impl Hub {
     }
 }
 
+#[async_trait]
+impl Steps for Hub {
+    /// The answer to a request for an object, or of the API: `moved` is the CDN's host.
+    async fn answered(
+        &self,
+        service: &Service,
+        mut request: HttpRequest,
+        note: &Note,
+        moved: &mut Option<String>,
+    ) -> std::result::Result<HttpResponse, HttpError> {
+        // The CDN has other etags: answers are compared with the one that the Hub names.
+        request.headers_mut().remove("if-match");
+        request
+            .headers_mut()
+            .insert("accept-encoding", HeaderValue::from_static("identity"));
+        let url = request.uri().to_string();
+        let Some(path) = url.strip_prefix(OBJECTS) else {
+            let url = url
+                .parse()
+                .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+            return self
+                .ask_hub(service, request, note, url, API)
+                .await
+                .map(|(response, ..)| response);
+        };
+        let located = self.places.hold().entry(path.into()).or_default().clone();
+        let is_head = request.method().as_str() == "HEAD";
+        let known = located.lock().await.clone().filter(|_| !is_head);
+        if let Some(place) = known {
+            let mut doubt = Doubt {
+                located: &located,
+                place: &place,
+                answered: false,
+            };
+            let response = self
+                .ask_cdn(service, request.clone(), note, &place, moved)
+                .await;
+            let status = response
+                .as_ref()
+                .map_or(0, |response| response.status().as_u16());
+            doubt.answered = (200..300).contains(&status) || status == 416 || status == 429;
+            if doubt.answered || !(400..500).contains(&status) {
+                return response;
+            }
+        }
+        let mut now = located.lock().await;
+        if let Some(place) = now.clone().filter(|_| !is_head) {
+            drop(now);
+            return self.ask_cdn(service, request, note, &place, moved).await;
+        }
+        let commit = self.commit().unwrap_or(&self.repo.revision);
+        let commit = utf8_percent_encode(commit, SEGMENT);
+        let endpoint = self.endpoint.as_str().trim_end_matches('/');
+        let url = format!("{endpoint}/{}/resolve/{commit}{path}", self.repo.page());
+        let url = url
+            .parse()
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let answer = self
+            .ask_hub(service, request.clone(), note, url, RESOLVERS)
+            .await;
+        let (mut response, linked, place) = answer?;
+        let Some(url) = place else {
+            dress(&mut response, &linked);
+            return Ok(response);
+        };
+        let place = Arc::new(Place { url, linked });
+        *now = Some(place.clone());
+        drop(now);
+        let len = place
+            .linked
+            .len
+            .as_deref()
+            .and_then(|len| HeaderValue::try_from(len).ok());
+        if let (true, Some(len), Ok(ok)) = (is_head, len, 200.try_into()) {
+            *response.status_mut() = ok;
+            response.headers_mut().insert("content-length", len);
+            dress(&mut response, &place.linked);
+            return Ok(response);
+        }
+        self.ask_cdn(service, request, note, &place, moved).await
+    }
+}
+
 /// A text of the Hub, without the token and cut short.
 fn plain(text: &str, token: Option<&HeaderValue>) -> String {
     let token = token.and_then(|token| token.to_str().ok()?.strip_prefix("Bearer "));
@@ -744,14 +503,6 @@ fn dress(response: &mut HttpResponse, linked: &Linked) {
     headers.remove("last-modified");
 }
 
-/// The next page in a header `Link`: `<https://…?cursor=…>; rel="next"`.
-fn next_of(link: &str) -> Option<&str> {
-    link.split(',').find_map(|link| {
-        let (url, rest) = link.trim().strip_prefix('<')?.split_once('>')?;
-        rest.contains("rel=\"next\"").then_some(url)
-    })
-}
-
 /// Requests that are left, and the time until there are more: `"api";r=0;t=55`.
 fn quota_of(text: &str) -> Option<(u64, Duration)> {
     let value = |name: &str| {
@@ -760,14 +511,6 @@ fn quota_of(text: &str) -> Option<(u64, Duration)> {
         value.trim().parse::<u64>().ok()
     };
     Some((value("r")?, Duration::from_secs(value("t")?)))
-}
-
-fn io(message: &str) -> Error {
-    Error::new(ErrorKind::Io, Stage::Index, message)
-}
-
-fn odd(error: serde_json::Error) -> Error {
-    io("the Hub's answer is not the JSON that its API has; check HF_ENDPOINT").with_source(error)
 }
 
 #[cfg(test)]
@@ -785,29 +528,7 @@ mod tests {
         ] {
             assert_eq!(quota_of(header), right, "{header}");
         }
-        for (header, right) in [
-            ("<https://h/a?b=1>; rel=\"next\"", Some("https://h/a?b=1")),
-            ("<x>; rel=\"prev\", <y>; rel=\"next\"", Some("y")),
-            ("<x>; rel=\"prev\"", None),
-            ("x; rel=\"next\"", None),
-        ] {
-            assert_eq!(next_of(header), right, "{header}");
-        }
         let token = HeaderValue::from_static("Bearer hf_secret");
         assert_eq!(plain("no\u{1b} hf_secret", Some(&token)), "no ***");
-    }
-
-    #[test]
-    fn a_url_without_its_revision_is_the_same_for_every_commit() {
-        for (url, right) in [
-            ("hf://datasets/o/n@main/a@b", "hf://datasets/o/n/a@b"),
-            ("hf://o/n@refs/pr/3/a", "hf://o/n/a"),
-            ("hf://o/n/a@b", "hf://o/n/a@b"),
-            ("s3://b/a@b/c", "s3://b/a@b/c"),
-        ] {
-            assert_eq!(without_revision(url.into()).to_str(), Some(right), "{url}");
-        }
-        let alias = Repo::parse("datasets/o/n@~parquet").unwrap();
-        assert_eq!(alias.revision, "refs/convert/parquet");
     }
 }

@@ -7,15 +7,12 @@
 use super::table::{ENTRIES, Form, Notes, ShardRecord, Table};
 use super::{Place, Settings};
 use crate::dataset::Digest;
-use crate::storage::publish::{Lock, make_folder};
 use crate::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
 use crate::storage::{Blob, remote};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::{fnv, is_url};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Ending of index files.
 pub(super) use crate::storage::listing::INDEX as ENDING;
@@ -24,8 +21,6 @@ pub(super) const KIND: SideKind = SideKind {
     version: 2,
     older: b"feedpak1deef1xil",
 };
-/// Interval between two looks at the lock of another process that scans an object.
-const TURN: Duration = Duration::from_millis(50);
 const SHARDS: usize = 0;
 const NOTES: usize = 2;
 /// Bytes at each end of a shard that are part of its version.
@@ -240,36 +235,6 @@ fn find(side: &Sidefile, hash: u64) -> Option<ShardRecord> {
         }
     }
     None
-}
-
-/// Waits until no other process scans the object whose index file this is: each would read all of
-/// it. Without a lock if the folder cannot be written.
-pub(super) fn turn(place: &Path) -> Turn {
-    let path = place.with_extension("lock");
-    let _ = place.parent().map(make_folder);
-    let _ = File::options().create(true).append(true).open(&path);
-    loop {
-        match Lock::try_of(&path) {
-            Ok(None) => std::thread::sleep(TURN),
-            Ok(lock) => return Turn { lock, path },
-            Err(_) => return Turn { lock: None, path },
-        }
-    }
-}
-
-/// The right to scan an object.
-pub(super) struct Turn {
-    lock: Option<Lock>,
-    path: PathBuf,
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        // Others that wait for it find the index file.
-        if self.lock.is_some() {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
 }
 
 /// Writes the table of one shard. Errors: I/O errors.

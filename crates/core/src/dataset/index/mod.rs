@@ -103,6 +103,7 @@ use super::digest::Digest;
 use super::parallel::parallel_paths;
 use super::starts::Starts;
 use crate::dataset::{Framed, Parts, Sizes};
+use crate::storage::publish::Turn;
 use crate::storage::sidefile::Sidefile;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in};
@@ -727,7 +728,7 @@ fn open_shard(
     let turn = place
         .as_deref()
         .filter(|_| shard.is_object())
-        .map(file::turn);
+        .map(Turn::wait);
     if turn.is_some()
         && let Some(table) = place.as_deref().and_then(alone)
     {

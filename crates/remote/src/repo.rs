@@ -6,19 +6,19 @@ use std::path::PathBuf;
 
 /// A repository and its revision.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Repo {
+pub struct Repo {
     /// `datasets`, `models` or `spaces`.
-    pub(super) kind: &'static str,
+    pub kind: &'static str,
     /// `org/name`.
-    pub(super) id: String,
-    pub(super) revision: String,
+    pub id: String,
+    pub revision: String,
 }
 
 const KINDS: [&str; 3] = ["datasets", "models", "spaces"];
 
 impl Repo {
     /// The repository with its revision, and the path in it. Some revisions have a slash.
-    pub(crate) fn split(rest: &str) -> (&str, &str) {
+    pub fn split(rest: &str) -> (&str, &str) {
         let slash = |from: usize| Some(from + rest.get(from..)?.find('/')?);
         let named = KINDS
             .iter()
@@ -36,7 +36,7 @@ impl Repo {
     }
 
     /// Parses the first part of [`split`](Self::split). Errors: [`ErrorKind::Config`].
-    pub(crate) fn parse(text: &str) -> Result<Self> {
+    pub fn parse(text: &str) -> Result<Self> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let (kind, rest) = KINDS
             .into_iter()
@@ -74,7 +74,7 @@ impl Repo {
     }
 
     /// `datasets/org/name`, or `org/name` for a model.
-    pub(super) fn page(&self) -> String {
+    pub fn page(&self) -> String {
         match self.kind {
             "models" => self.id.clone(),
             kind => format!("{kind}/{}", self.id),
@@ -91,4 +91,23 @@ pub fn without_revision(url: PathBuf) -> PathBuf {
         Some(format!("hf://{repo}/{key}").into())
     });
     plain.unwrap_or(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_without_its_revision_is_the_same_for_every_commit() {
+        for (url, right) in [
+            ("hf://datasets/o/n@main/a@b", "hf://datasets/o/n/a@b"),
+            ("hf://o/n@refs/pr/3/a", "hf://o/n/a"),
+            ("hf://o/n/a@b", "hf://o/n/a@b"),
+            ("s3://b/a@b/c", "s3://b/a@b/c"),
+        ] {
+            assert_eq!(without_revision(url.into()).to_str(), Some(right), "{url}");
+        }
+        let alias = Repo::parse("datasets/o/n@~parquet").unwrap();
+        assert_eq!(alias.revision, "refs/convert/parquet");
+    }
 }
