@@ -19,25 +19,24 @@ const KINDS: [&str; 3] = ["datasets", "models", "spaces"];
 impl Repo {
     /// The repository with its revision, and the path in it. Some revisions have a slash.
     pub fn split(rest: &str) -> (&str, &str) {
-        let slash = |from: usize| Some(from + rest.get(from..)?.find('/')?);
         let named = KINDS
             .iter()
             .chain(&["buckets", "kernels"])
             .find(|kind| rest.starts_with(&format!("{kind}/")));
         let owner = named.map_or(0, |kind| kind.len() + 1);
-        let Some(mut end) = slash(owner).map(|at| slash(at + 1).unwrap_or(rest.len())) else {
+        let Some(mut end) = slash(rest, owner).map(|at| slash(rest, at + 1).unwrap_or(rest.len()))
+        else {
             return (rest, "");
         };
         let refs = rest[..end].ends_with("@refs");
-        if let Some(kind) = slash(end + 1).filter(|_| refs) {
-            end = slash(kind + 1).unwrap_or(rest.len());
+        if let Some(kind) = slash(rest, end + 1).filter(|_| refs) {
+            end = slash(rest, kind + 1).unwrap_or(rest.len());
         }
         (&rest[..end], rest.get(end + 1..).unwrap_or(""))
     }
 
     /// Parses the first part of [`split`](Self::split). Errors: [`ErrorKind::Config`].
     pub fn parse(text: &str) -> Result<Self> {
-        let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let (kind, rest) = KINDS
             .into_iter()
             .find_map(|kind| Some((kind, text.strip_prefix(kind)?.strip_prefix('/')?)))
@@ -47,10 +46,6 @@ impl Repo {
         if ["buckets", "kernels"].contains(&owner) {
             return bad("buckets and kernels of the Hub are not read; use a dataset or a model");
         }
-        let is_plain = |part: &str| {
-            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-            !part.is_empty() && part.chars().all(allowed) && !part.starts_with('.')
-        };
         let singular = ["dataset", "model", "space"].contains(&owner);
         if singular || id.split('/').count() != 2 || !id.split('/').all(is_plain) {
             return bad(
@@ -80,6 +75,28 @@ impl Repo {
             kind => format!("{kind}/{}", self.id),
         }
     }
+}
+
+fn bad(message: &str) -> Result<Repo> {
+    Err(Error::new(ErrorKind::Config, Stage::Index, message))
+}
+
+/// Where the next slash is.
+fn slash(text: &str, from: usize) -> Option<usize> {
+    Some(from + text.get(from..)?.find('/')?)
+}
+
+/// Whether a part of a repository's name is one of the Hub.
+fn is_plain(part: &str) -> bool {
+    let mut chars = part.chars();
+    !part.is_empty()
+        && !part.starts_with('.')
+        && chars.all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+/// Whether a revision is a commit's full hash.
+pub fn is_commit(name: &str) -> bool {
+    name.len() == 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// A `hf://` URL without its revision: a name of content that stays the same in other commits.

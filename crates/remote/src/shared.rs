@@ -101,14 +101,14 @@ impl Shared {
     async fn turn(&self, name: &str) -> Option<Turn> {
         let path = self.path(name);
         let folder = self.folder.clone();
-        let opened = move || {
+        let opened = blocking(move || {
             let mut folders = DirBuilder::new();
             folders.recursive(true).mode(0o700).create(folder).ok()?;
             let mut options = File::options();
             options.read(true).write(true).create(true).mode(0o600);
             options.open(path).ok()
-        };
-        let file = blocking(opened).await?;
+        });
+        let file = opened.await?;
         loop {
             match file.try_lock() {
                 Ok(()) => break,

@@ -101,7 +101,6 @@ fn net() -> &'static Net {
     let mut parent = None::<&Net>;
     loop {
         let options = || Some(parent?.options.try_lock().ok()?.clone());
-        let commits = || Some(parent?.commits.try_lock().ok()?.clone());
         let new = || Net {
             process: Process::current(),
             runtime: OnceLock::new(),
@@ -109,7 +108,11 @@ fn net() -> &'static Net {
             web: OnceLock::new(),
             stores: Mutex::default(),
             options: Mutex::new(options().unwrap_or_default()),
-            commits: Mutex::new(commits().unwrap_or_default()),
+            commits: Mutex::new(
+                parent
+                    .and_then(|net| Some(net.commits.try_lock().ok()?.clone()))
+                    .unwrap_or_default(),
+            ),
             next: OnceLock::new(),
         };
         let net = place.get_or_init(|| Box::new(new()));
@@ -225,13 +228,12 @@ pub fn configure(name: &str, options: Options) -> Result<()> {
     let net = net();
     let url = Url::parse(Path::new(name))?;
     let name = url.store();
-    let others = |other: &String| repository(other) != name && *other != name;
     let store = Arc::new(Store::open(&url, name.clone(), &options)?);
     if let Some(hub) = &store.hub {
         net.commits.hold().retain(|name, _| !hub.has(name));
     }
     let mut stores = net.stores.hold();
-    stores.retain(|other, _| others(other));
+    stores.retain(|other, _| repository(other) != name);
     stores.insert(name.clone(), store);
     net.options.hold().insert(name, options);
     Ok(())

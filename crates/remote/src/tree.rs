@@ -11,6 +11,7 @@
 use super::fetch;
 use super::http::{Kind, Note, text_of};
 use super::hub::{Hub, SEGMENT};
+use super::repo::is_commit;
 use super::store::{Store, client, commits};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
@@ -82,8 +83,7 @@ impl Hub {
         let found = self.shared.once(name, life, async {
             let (answer, _) = self.ask(store, url).await?;
             let Revision { sha } = serde_json::from_slice(&answer).map_err(odd)?;
-            let is_commit = sha.len() == 40 && sha.bytes().all(|byte| byte.is_ascii_hexdigit());
-            match is_commit {
+            match is_commit(&sha) {
                 true => Ok(sha.into_bytes()),
                 false => Err(io("the Hub names no commit for the revision")),
             }
@@ -101,12 +101,9 @@ impl Hub {
         folder: &str,
     ) -> Result<Arc<Vec<ObjectMeta>>> {
         let commit = self.resolve(store).await?;
-        let above = |known: &&String| {
-            known.is_empty() || folder == known.as_str() || folder.starts_with(&format!("{known}/"))
-        };
         let known = {
             let listings = self.listings.hold();
-            let name = listings.keys().find(above);
+            let name = listings.keys().find(|known| is_above(known, folder));
             name.map(|name| listings[name].clone())
         };
         if let Some(known) = known {
@@ -188,28 +185,19 @@ impl Hub {
             let url = url.clone();
             let hub = self.clone();
             Box::pin(async move {
-                let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
-                    object_store::Error::Generic {
-                        store: "Hub",
-                        source,
-                    }
-                };
                 let mut request = HttpRequest::new(HttpRequestBody::empty());
-                *request.uri_mut() = url.parse().map_err(|error| failed(Box::new(error)))?;
+                *request.uri_mut() = url.parse().map_err(failed)?;
                 request.extensions_mut().insert(note);
-                let response = client
-                    .execute(request)
-                    .await
-                    .map_err(|error| failed(error.into()))?;
+                let response = client.execute(request).await.map_err(failed)?;
                 if !response.status().is_success() {
-                    return Err(failed("the Hub refused".into()));
+                    return Err(failed("the Hub refused"));
                 }
                 let next = text_of(response.headers(), "link").and_then(next_of);
                 let next = next.and_then(|next| Url::parse(&url).ok()?.join(next).ok());
                 // Another host would get the token.
                 let next = next.filter(|next| next.origin() == hub.endpoint.origin());
                 let body = response.into_body().bytes().await;
-                let body = body.map_err(|error| failed(error.into()))?;
+                let body = body.map_err(failed)?;
                 Ok((body.to_vec(), next.map(String::from)))
             })
         })
@@ -270,6 +258,18 @@ fn next_of(link: &str) -> Option<&str> {
         let (url, rest) = link.trim().strip_prefix('<')?.split_once('>')?;
         rest.contains("rel=\"next\"").then_some(url)
     })
+}
+
+/// Whether a folder is `below` or lies above it.
+fn is_above(folder: &str, below: &str) -> bool {
+    folder.is_empty() || folder == below || below.starts_with(&format!("{folder}/"))
+}
+
+fn failed(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "Hub",
+        source: source.into(),
+    }
 }
 
 fn io(message: &str) -> Error {

@@ -57,9 +57,9 @@ impl Source<Token> for Tokens {
     async fn get(&self, _: bool) -> Result<Fresh<Token>> {
         let file = variable("HF_TOKEN_PATH").map_or_else(|| home().join("token"), path_of);
         let given = self.0.clone();
-        let named = || variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
         let token = given
-            .or_else(named)
+            .or_else(|| variable("HF_TOKEN"))
+            .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))
             .or_else(|| std::fs::read_to_string(file).ok());
         let token = token.map(|token| token.trim().to_string());
         let header = token.filter(|token| !token.is_empty()).map(|token| {

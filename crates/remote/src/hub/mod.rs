@@ -26,7 +26,7 @@ pub use home::shared_folder;
 use self::home::{Token, Tokens, folder, is_set, variable};
 use super::credentials::Credentials;
 use super::http::{Answer, Note, Service, Steps, is_redirect, text_of};
-use super::repo::Repo;
+use super::repo::{Repo, is_commit};
 use super::shared::Shared;
 use async_trait::async_trait;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -124,31 +124,21 @@ impl std::fmt::Debug for Hub {
 impl Hub {
     /// Errors: [`ErrorKind::Config`] for an option or an endpoint that cannot be used.
     pub(super) fn new(bucket: &str, options: &[(String, String)]) -> Result<Arc<Self>> {
-        let config = |message: String| Error::new(ErrorKind::Config, Stage::Index, message);
         let mut endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let mut token = None;
         for (name, value) in options {
             match name.as_str() {
                 "endpoint" => endpoint = value.clone(),
                 "token" => token = Some(value.clone()),
-                _ => return Err(config(format!("the Hub has no option {name:?}"))),
+                _ => return Err(wrong(&format!("the Hub has no option {name:?}"))),
             }
         }
         let parsed = Url::parse(endpoint.trim_end_matches('/')).ok();
-        let is_plain = |url: &Url| {
-            ["http", "https"].contains(&url.scheme())
-                && url.username().is_empty()
-                && url.query().is_none()
-        };
         let endpoint = parsed.filter(is_plain).ok_or_else(|| {
-            let message =
-                "HF_ENDPOINT is not a web address; use https://huggingface.co, or unset it";
-            config(message.into())
+            wrong("HF_ENDPOINT is not a web address; use https://huggingface.co, or unset it")
         })?;
         let repo = Repo::parse(bucket)?;
-        let is_commit =
-            |name: &String| name.len() == 40 && name.bytes().all(|b| b.is_ascii_hexdigit());
-        let commit = Some(repo.revision.clone()).filter(is_commit);
+        let commit = Some(repo.revision.clone()).filter(|name| is_commit(name));
         Ok(Arc::new(Self {
             endpoint,
             repo,
@@ -231,10 +221,9 @@ impl Hub {
             let headers = response.headers();
             self.note_quota(headers, response.status().as_u16(), note, quota)
                 .await;
-            let text = |name: &str| text_of(headers, name).map(String::from);
-            linked.etag = linked.etag.or_else(|| text("x-linked-etag"));
-            linked.len = linked.len.or_else(|| text("x-linked-size"));
-            let other = text("x-repo-commit")
+            linked.etag = linked.etag.or_else(|| owned(headers, "x-linked-etag"));
+            linked.len = linked.len.or_else(|| owned(headers, "x-linked-size"));
+            let other = owned(headers, "x-repo-commit")
                 .filter(|other| self.commit().is_some_and(|commit| commit != other));
             if let Some(other) = other.filter(|_| quota == RESOLVERS) {
                 let what = format!(
@@ -251,10 +240,10 @@ impl Hub {
             }
             if !is_redirect(response.status().as_u16()) {
                 self.advise(&response, note, token.0.as_ref());
-                linked.etag = linked.etag.or_else(|| text("etag"));
+                linked.etag = linked.etag.or_else(|| owned(headers, "etag"));
                 return Ok((response, linked, None));
             }
-            let place = text("location").and_then(|place| url.join(&place).ok());
+            let place = owned(headers, "location").and_then(|place| url.join(&place).ok());
             match place {
                 Some(place) if place.origin() == self.endpoint.origin() => url = place,
                 Some(place) => return Ok((response, linked, Some(place))),
@@ -465,6 +454,19 @@ impl Steps for Hub {
     }
 }
 
+fn wrong(message: &str) -> Error {
+    Error::new(ErrorKind::Config, Stage::Index, message)
+}
+
+/// Whether a web address has no user name and no query.
+fn is_plain(url: &Url) -> bool {
+    ["http", "https"].contains(&url.scheme()) && url.username().is_empty() && url.query().is_none()
+}
+
+fn owned(headers: &HeaderMap, name: &str) -> Option<String> {
+    text_of(headers, name).map(String::from)
+}
+
 /// A text of the Hub, without the token and cut short.
 fn plain(text: &str, token: Option<&HeaderValue>) -> String {
     let token = token.and_then(|token| token.to_str().ok()?.strip_prefix("Bearer "));
@@ -505,12 +507,14 @@ fn dress(response: &mut HttpResponse, linked: &Linked) {
 
 /// Requests that are left, and the time until there are more: `"api";r=0;t=55`.
 fn quota_of(text: &str) -> Option<(u64, Duration)> {
-    let value = |name: &str| {
-        let mut parts = text.split(';').filter_map(|part| part.split_once('='));
-        let (_, value) = parts.find(|(key, _)| key.trim() == name)?;
-        value.trim().parse::<u64>().ok()
-    };
-    Some((value("r")?, Duration::from_secs(value("t")?)))
+    Some((number(text, "r")?, Duration::from_secs(number(text, "t")?)))
+}
+
+/// The number of this name in `"api";r=0;t=55`.
+fn number(text: &str, name: &str) -> Option<u64> {
+    let mut parts = text.split(';').filter_map(|part| part.split_once('='));
+    let (_, value) = parts.find(|(key, _)| key.trim() == name)?;
+    value.trim().parse().ok()
 }
 
 #[cfg(test)]
