@@ -20,6 +20,7 @@
 
 use crate::order::{LastBatch, OrderKind, Settings, Skips};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::metadata::fnv;
 use feedline_core::dataset::Fingerprint;
 use feedline_core::order::GroupsMark;
 use feedline_core::storage::publish::{Folder, publish};
@@ -166,6 +167,12 @@ impl Checkpoint {
         let words = words
             .chain([*draws])
             .chain(dataset.words())
+            .chain(
+                dataset
+                    .commits()
+                    .iter()
+                    .map(|commit| fnv(commit.as_bytes())),
+            )
             .chain(skips)
             .chain(self.more().into_iter().flatten());
         words.fold(0, |crc, word| {
@@ -1129,6 +1136,37 @@ mod tests {
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(is_refused(&flipped), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn a_state_has_the_commits_of_its_dataset() {
+        let with = |digit: &str| {
+            let commits = vec![
+                digit.repeat(40),
+                "0".repeat(40),
+                "1".repeat(40),
+                "2".repeat(40),
+            ];
+            let dataset = checkpoint().dataset.with_commits(commits);
+            State::new(Checkpoint {
+                dataset,
+                ..checkpoint()
+            })
+        };
+        let text = String::from_utf8(with("a").to_bytes()).unwrap();
+        assert!(text.len() < 1024, "{}", text.len());
+        let packed = postcard::to_allocvec(&with("a")).unwrap();
+        for state in [
+            State::from_bytes(text.as_bytes()).unwrap(),
+            postcard::from_bytes(&packed).unwrap(),
+        ] {
+            assert_eq!(state.checkpoint.dataset.commits()[0], "a".repeat(40));
+            // The same files in another commit are the same dataset.
+            assert_eq!(state, with("b"));
+        }
+        let other = text.replace(&"a".repeat(40), &"b".repeat(40));
+        refused(other.as_bytes());
+        refused(text.replace(&"a".repeat(40), &"a".repeat(39)).as_bytes());
     }
 
     #[test]

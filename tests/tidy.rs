@@ -477,9 +477,16 @@ const OPENS: &[(&str, &[&str])] = &[
         &[
             "crates/core/src/storage/publish",
             "crates/reader/src/uring/crowd",
+            "crates/remote/src/shared",
         ],
     ),
-    ("File::options()", &["crates/core/src/storage/publish"]),
+    (
+        "File::options()",
+        &[
+            "crates/core/src/storage/publish",
+            "crates/remote/src/shared",
+        ],
+    ),
     ("OpenOptions::new()", &["crates/store/src/cache/rights"]),
     ("fs::read(", &["crates/remote/src/profile"]),
 ];

@@ -19,7 +19,7 @@
 
 use feedline_base::error::{Error, ErrorKind, Stage};
 use feedline_base::setting::Setting;
-use feedline_core::storage::{Extent, SourceId, Sources};
+use feedline_core::storage::{Extent, SourceId, Sources, remote};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -318,9 +318,11 @@ fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) 
         (load(&cell.source), load(&cell.offset), load(&cell.len))
         && (source as usize) < sources.count()
     {
-        error = error
-            .with_path(sources.path(SourceId::at(source as usize)))
-            .with_range(offset, len);
+        let path = sources.path(SourceId::at(source as usize));
+        if let Some(why) = remote::paused(&path) {
+            error = error.with_note(&why);
+        }
+        error = error.with_path(path).with_range(offset, len);
     }
     error
 }

@@ -15,6 +15,7 @@
 //! read for ever.
 
 use super::http::{Answer, Note, cause};
+use super::hub::in_words;
 use super::limit::Permit;
 use super::store::{ALL_BY_TIME, Object, Store};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -71,6 +72,12 @@ impl Store {
 /// Pause before the second try; it doubles with each, up to 3.2 s.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Maximum time of pauses while a quota is used up: several windows of the Hub.
+const PAUSES: Duration = Duration::from_secs(1800);
+
+/// Processes go on after a pause at this many different times, [`PAUSE`] apart.
+const SPREAD: u32 = 32;
+
 /// Bytes that make a try count as progress. Without this minimum, a server that sends one byte and
 /// resets would be tried for ever.
 const PROGRESS: u64 = 64 << 10;
@@ -94,6 +101,8 @@ enum Class {
     Passing,
     /// Like `Passing`, and the store asks for fewer requests.
     Throttled(Option<Duration>),
+    /// The store's quota is used up. Another try works after this time, so it does not count.
+    Paused(Duration),
     /// No answer: requests may wait in a queue of the store.
     Unanswered,
     /// Refused, perhaps on the way to the store; one more try signs anew.
@@ -121,6 +130,8 @@ struct Tries {
     refused: bool,
     /// When the first of the failed tries ended.
     since: Option<Instant>,
+    /// Time spent in pauses that the store asked for.
+    paused: Duration,
     patience: Patience,
 }
 
@@ -130,6 +141,7 @@ impl Tries {
             failed: 0,
             refused: false,
             since: None,
+            paused: Duration::ZERO,
             patience,
         }
     }
@@ -141,13 +153,22 @@ impl Tries {
             error,
             progress,
         } = failure;
+        if let Class::Paused(pause) = class {
+            self.paused += pause;
+            if self.paused > PAUSES {
+                return Err(error.with_note(&format!("waited for {:?}", self.paused)));
+            }
+            drop(permit);
+            tokio::time::sleep(pause + PAUSE * (std::process::id() % SPREAD)).await;
+            return Ok(());
+        }
         self.failed = if progress { 1 } else { self.failed + 1 };
         if self.failed == 1 {
             self.since = Some(Instant::now());
         }
         let away = self.since.map_or(Duration::ZERO, |since| since.elapsed());
         let last = match class {
-            Class::Lasting => return Err(error),
+            Class::Lasting | Class::Paused(_) => return Err(error),
             Class::Refused | Class::Expired { .. } => std::mem::replace(&mut self.refused, true),
             Class::Passing | Class::Throttled(_) | Class::Unanswered => {
                 let slow = self.failed >= SLOW_TRIES && away >= self.patience.of_try * 2;
@@ -294,7 +315,7 @@ pub async fn fetch(
             ..failure
         };
         refuse(store, number, failure.class, &tries);
-        let throttled = matches!(failure.class, Class::Throttled(_));
+        let throttled = matches!(failure.class, Class::Throttled(_) | Class::Paused(_));
         if let Some(meter) = &object.meter {
             meter.throttled.add(u64::from(throttled));
         }
@@ -495,6 +516,24 @@ fn failed_elsewhere(error: &object_store::Error) -> Failed {
 fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed {
     if store.is_registered {
         return failed_elsewhere(error);
+    }
+    if let Some(pause) = answer.pause {
+        return Failed::new(Class::Paused(pause), ErrorKind::Io, in_words(pause));
+    }
+    if answer.expired {
+        let message = format!("{}: the Hub's CDN refuses the signed URL", answer.said());
+        return Failed::new(Class::Passing, ErrorKind::Permission, message);
+    }
+    if let Some((kind, advice)) = &answer.advice {
+        let class = match answer.status {
+            401 | 403 => Class::Expired { sure: true },
+            _ => Class::Lasting,
+        };
+        let message = match answer.status {
+            0 => advice.clone(),
+            _ => format!("{}: {advice}", answer.said()),
+        };
+        return Failed::new(class, *kind, message);
     }
     // The body of an error answer has the store's own code.
     let code = code_in(&error.to_string());

@@ -74,6 +74,12 @@ pub(super) struct Answer {
     pub(super) failure: Option<String>,
     /// Whether no other try will work.
     pub(super) lasting: bool,
+    /// A refusal of the Hub, with what to do.
+    pub(super) advice: Option<(ErrorKind, String)>,
+    /// Whether the Hub's CDN refused a signed URL.
+    pub(super) expired: bool,
+    /// How long the Hub's quota is used up.
+    pub(super) pause: Option<Duration>,
 }
 
 impl Note {
@@ -89,7 +95,7 @@ impl Note {
         self.0.hold().clone()
     }
 
-    fn set(&self, answer: Answer) {
+    pub(super) fn set(&self, answer: Answer) {
         *self.0.hold() = answer;
     }
 }
@@ -147,7 +153,7 @@ const STORE_IDS: [&str; 3] = [
     "x-guploader-uploadid",
 ];
 
-fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+pub(super) fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
@@ -280,11 +286,32 @@ pub(super) struct Web {
     untrusting: Option<Arc<str>>,
 }
 
+/// Answers a request in steps of its own, by [`Service::hop`].
+#[async_trait::async_trait]
+pub(super) trait Steps: std::fmt::Debug + Send + Sync {
+    /// The answer; `moved` is the host that a redirect led to.
+    async fn answered(
+        &self,
+        service: &Service,
+        request: HttpRequest,
+        note: &Note,
+        moved: &mut Option<String>,
+    ) -> std::result::Result<HttpResponse, HttpError>;
+}
+
+/// Who answers.
+#[derive(Clone, Debug)]
+pub(super) enum Kind {
+    /// A redirected request would lack its signature.
+    Bucket,
+    Server,
+    Hub(Arc<dyn Steps>),
+}
+
 #[derive(Debug)]
-struct Service {
+pub(super) struct Service {
     web: Web,
-    /// Whether the store is a bucket. A redirected request would lack its signature.
-    is_bucket: bool,
+    kind: Kind,
 }
 
 #[async_trait::async_trait]
@@ -303,9 +330,10 @@ impl HttpService for Service {
         let name = request.uri().path().to_string();
         let is_object = is_head || asked.is_some();
         let mut moved = None;
-        let answered = self
-            .answered(request, &note, asked.is_some(), &mut moved)
-            .await;
+        let answered = match &self.kind {
+            Kind::Hub(hub) => hub.answered(self, request, &note, &mut moved).await,
+            Kind::Bucket | Kind::Server => self.answered(request, &note, &mut moved).await,
+        };
         let mut response = answered?;
         if !response.status().is_success() {
             return if is_head {
@@ -330,7 +358,7 @@ impl HttpService for Service {
         }
         let Some(whole) = asked else {
             let mut odd = Vec::new();
-            let page = held(response, self.is_bucket.then_some(&mut odd)).await;
+            let page = held(response, self.is_bucket().then_some(&mut odd)).await;
             note.set(Answer {
                 odd,
                 ..note.answer()
@@ -350,7 +378,6 @@ impl Service {
         &self,
         request: HttpRequest,
         note: &Note,
-        is_range: bool,
         moved: &mut Option<String>,
     ) -> std::result::Result<HttpResponse, HttpError> {
         let mut url: Url = request
@@ -359,27 +386,11 @@ impl Service {
             .parse()
             .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         for _ in 0..=REDIRECTS {
-            let mut next = request.clone();
-            *next.uri_mut() = url
-                .as_str()
-                .parse()
-                .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
-            let proxy = self.web.proxies.proxy_of(&url);
-            let response = match self.web.client.call(next).await {
-                Ok(response) => response,
-                Err(error) => {
-                    note.set(self.unanswered(&error, proxy, &url).await);
-                    return Err(error);
-                }
-            };
-            note.set(Answer {
-                proxy: proxy.map(Proxy::name),
-                ..Answer::of(&response, is_range)
-            });
+            let response = self.hop(request.clone(), &url, note).await?;
             let place = text_of(response.headers(), "location")
                 .filter(|_| is_redirect(response.status().as_u16()));
             let Some(to) = place
-                .filter(|_| !self.is_bucket)
+                .filter(|_| !self.is_bucket())
                 .and_then(|place| url.join(place).ok())
             else {
                 return Ok(response);
@@ -397,6 +408,38 @@ impl Service {
             HttpErrorKind::Decode,
             std::io::Error::other(failure),
         ))
+    }
+
+    fn is_bucket(&self) -> bool {
+        matches!(self.kind, Kind::Bucket)
+    }
+
+    /// The answer of one server; redirects are not followed.
+    pub(super) async fn hop(
+        &self,
+        mut request: HttpRequest,
+        url: &Url,
+        note: &Note,
+    ) -> std::result::Result<HttpResponse, HttpError> {
+        *request.uri_mut() = url
+            .as_str()
+            .parse()
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let is_range = request.headers().contains_key("range");
+        let proxy = self.web.proxies.proxy_of(url);
+        match self.web.client.call(request).await {
+            Ok(response) => {
+                note.set(Answer {
+                    proxy: proxy.map(Proxy::name),
+                    ..Answer::of(&response, is_range)
+                });
+                Ok(response)
+            }
+            Err(error) => {
+                note.set(self.unanswered(&error, proxy, url).await);
+                Err(error)
+            }
+        }
     }
 
     /// The note of a request that got no answer.
@@ -432,7 +475,7 @@ impl Service {
         moved: Option<&str>,
     ) -> Option<String> {
         let headers = response.headers();
-        if let Some(page) = page_of(headers, name, moved, self.is_bucket) {
+        if let Some(page) = page_of(headers, name, moved, self.is_bucket()) {
             return Some(format!(
                 "{page}; check the URL, and whether a login or a proxy is in the way"
             ));
@@ -444,7 +487,7 @@ impl Service {
     }
 }
 
-fn is_redirect(status: u16) -> bool {
+pub(super) fn is_redirect(status: u16) -> bool {
     matches!(status, 301 | 302 | 303 | 307 | 308)
 }
 
@@ -577,8 +620,7 @@ fn span(headers: &HeaderMap) -> Option<u64> {
 /// Connects stores to the process's client, whose connections they share.
 #[derive(Debug)]
 pub(super) struct Connector {
-    /// Whether the store is a bucket, and not an HTTP server.
-    pub(super) is_bucket: bool,
+    pub(super) kind: Kind,
     pub(super) shared: &'static OnceLock<Web>,
 }
 
@@ -590,7 +632,7 @@ impl HttpConnector for Connector {
         })?;
         Ok(HttpClient::new(Service {
             web,
-            is_bucket: self.is_bucket,
+            kind: self.kind.clone(),
         }))
     }
 }

@@ -1,4 +1,4 @@
-//! Objects in S3, GCS and Azure buckets and on HTTP servers: listing, single reads, and the reader
+//! Objects in S3, GCS and Azure buckets, on HTTP servers and the Hugging Face Hub: listing, single reads, and the reader
 //! for samples.
 //!
 //! ```text
@@ -43,19 +43,25 @@ pub mod climb;
 mod credentials;
 pub mod fetch;
 mod http;
+mod hub;
 mod limit;
 mod lookup;
 mod odd;
 mod profile;
 mod proxy;
 mod registry;
+mod repo;
+mod shared;
 pub mod store;
+mod tree;
 mod url;
 
 pub use feedline_base::meter::NetworkMeter as Meter;
-pub use lookup::{children, expand, look};
+pub use hub::shared_folder;
+pub use lookup::{children, commit, expand, look, paused};
 pub use object_store;
 pub use registry::register;
+pub use repo::without_revision;
 pub use store::{Object, configure};
 
 /// A walk through an object, range by range.

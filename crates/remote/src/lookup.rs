@@ -3,6 +3,7 @@
 use super::fetch;
 use super::fetch::Collected;
 use super::http::Note;
+use super::registry::within;
 use super::store::{Object, Store, lost, runtime, store, wait};
 use super::url::Url;
 use crate::Way;
@@ -54,7 +55,8 @@ impl Store {
     fn remembered(&self, key: &Key) -> Option<Meta> {
         let found = self.found.hold();
         let (meta, when) = found.get(key.as_ref())?;
-        (when.elapsed() < FRESH).then(|| meta.clone())
+        // A commit never changes.
+        (when.elapsed() < FRESH || self.hub.is_some()).then(|| meta.clone())
     }
 
     /// Forgets the metadata of an object, which may be the cause of a failure: the next lookup asks
@@ -69,11 +71,29 @@ impl Store {
         self.found.hold().clear();
     }
 
+    /// Remembers objects; returns their keys.
+    fn keys_of(&self, objects: Vec<ObjectMeta>) -> Vec<Key> {
+        let remembered = objects.into_iter().map(|meta| {
+            self.remember(&meta);
+            meta.location
+        });
+        remembered.collect()
+    }
+
     async fn head(self: Arc<Self>, key: Key) -> Result<Meta> {
         if let Some(meta) = self.remembered(&key) {
             return Ok(meta);
         }
-        let asked = fetch::asked(&self, &key, |note: Note| {
+        let asked = self.asked(&key);
+        let meta = match &self.hub {
+            Some(hub) => hub.looked_up(&self, &key, asked).await?,
+            None => asked.await?,
+        };
+        Ok(self.remember(&meta))
+    }
+
+    async fn asked(&self, key: &Key) -> Result<ObjectMeta> {
+        let asked = fetch::asked(self, key, |note: Note| {
             let client = self.client.clone();
             let key = key.clone();
             Box::pin(async move {
@@ -107,13 +127,22 @@ impl Store {
                 client.get_opts(&key, first).await.map(|got| got.meta)
             })
         });
-        let meta = asked.await?;
-        Ok(self.remember(&meta))
+        asked.await
     }
 
     /// Lists the objects whose keys start with `prefix`. If `folder`, lists only the objects and
     /// folders of that folder. Odd keys are listed separately.
     async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<Keys> {
+        if let Some(hub) = &self.hub {
+            let place = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let files = hub.files(&self, place).await?;
+            let found = within(files.to_vec(), &prefix, folder);
+            return Ok(Keys {
+                objects: self.keys_of(found.objects),
+                folders: found.common_prefixes,
+                odd: Vec::new(),
+            });
+        }
         let Some(lists) = self.lists.clone() else {
             let message = "an HTTP server has no listing; name the objects, for example by braces: \
                  x-{000..127}.tar";
@@ -144,11 +173,7 @@ impl Store {
             let (page, left_out) = page.await?;
             let found = objects.len() + folders.len() + odd.len();
             odd.extend(left_out);
-            page.result
-                .objects
-                .iter()
-                .for_each(|meta| drop(self.remember(meta)));
-            objects.extend(page.result.objects.into_iter().map(|meta| meta.location));
+            objects.extend(self.keys_of(page.result.objects));
             folders.extend(page.result.common_prefixes);
             let Some(token) = page.page_token else {
                 // Overlapping pages name an object twice.
@@ -199,13 +224,21 @@ impl Object {
         // A task of the network threads cannot borrow `out`. Metadata is small, so it may be
         // copied.
         let bytes = wait(async move {
-            let bytes = Vec::with_capacity((range.end - range.start) as usize);
-            let mut held = Collected {
-                start: range.start,
-                bytes,
+            let store = &object.store;
+            let place = range.clone();
+            let ask = async {
+                let bytes = Vec::with_capacity((range.end - range.start) as usize);
+                let mut held = Collected {
+                    start: range.start,
+                    bytes,
+                };
+                fetch::fetch(&object, range, store.once(), &mut held).await?;
+                Ok(held.bytes)
             };
-            fetch::fetch(&object, range, object.store.once(), &mut held).await?;
-            Ok(held.bytes)
+            match &store.hub {
+                Some(hub) => hub.read(&object.pin, place, object.len, ask).await,
+                None => ask.await,
+            }
         });
         let bytes = bytes.map_err(|error| error.with_path(self.url()))?;
         out.copy_from_slice(&bytes);
@@ -301,6 +334,31 @@ pub fn look(path: &Path) -> Result<Meta> {
     })
 }
 
+/// The commit of the repository of a `hf://` URL, with the URL of the repository at that commit.
+pub fn commit(path: &Path) -> Result<Option<(String, String)>> {
+    if !path.as_os_str().as_encoded_bytes().starts_with(b"hf://") {
+        return Ok(None);
+    }
+    let url = Url::parse(path)?;
+    let store = store(&url)?;
+    wait(async move {
+        let Some(hub) = &store.hub else {
+            return Ok(None);
+        };
+        let commit = hub.resolve(&store).await?.to_string();
+        let name = store.name.split('@').next().unwrap_or_default();
+        Ok(Some((commit, name.into())))
+    })
+}
+
+/// Why reads of an object wait: the quota of the Hub that is used up.
+pub fn paused(path: &Path) -> Option<String> {
+    if !path.as_os_str().as_encoded_bytes().starts_with(b"hf://") {
+        return None;
+    }
+    store(&Url::parse(path).ok()?).ok()?.hub.as_ref()?.paused()
+}
+
 /// The objects and folders in a folder of a bucket.
 pub fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
     let url = Url::parse(path)?;
@@ -362,7 +420,7 @@ fn find_all(names: &[String]) -> Result<()> {
     };
     let url = Url::parse(Path::new(first))?;
     let store_of_all = store(&url)?;
-    let listed = names.len() > 2 && store_of_all.lists.is_some();
+    let listed = names.len() > 2 && store_of_all.has_listing();
     if listed {
         let start = format!("{}/", store_of_all.name);
         let common = names.iter().fold(first.as_str(), |common, name| {

@@ -32,7 +32,7 @@ impl fmt::Debug for Registered {
 }
 
 /// Schemes of this crate's own stores.
-const BUILT_IN: [&str; 5] = ["s3", "gs", "az", "http", "https"];
+const BUILT_IN: [&str; 6] = ["s3", "gs", "az", "hf", "http", "https"];
 
 /// Never removed: URLs of a scheme are valid until the process ends.
 static ALL: Mutex<Vec<&'static Registered>> = Mutex::new(Vec::new());
@@ -99,25 +99,31 @@ impl PaginatedListStore for Lists {
     ) -> object_store::Result<PaginatedListResult> {
         let prefix = prefix.unwrap_or("");
         let folder = prefix.rsplit_once('/').map(|(folder, _)| Key::from(folder));
-        let mut objects: Vec<ObjectMeta> = self.0.list(folder.as_ref()).try_collect().await?;
-        objects.retain(|meta| meta.location.as_ref().starts_with(prefix));
-        let mut folders = BTreeSet::new();
-        if let Some(delimiter) = options.delimiter {
-            objects.retain(|meta| {
-                let rest = &meta.location.as_ref()[prefix.len()..];
-                let within = rest.split_once(&*delimiter).map(|(name, _)| name);
-                folders.extend(within.map(|name| Key::from(format!("{prefix}{name}"))));
-                within.is_none()
-            });
-        }
-        let result = ListResult {
-            objects,
-            common_prefixes: folders.into_iter().collect(),
-            extensions: Default::default(),
-        };
+        let objects = self.0.list(folder.as_ref()).try_collect().await?;
         Ok(PaginatedListResult {
-            result,
+            result: within(objects, prefix, options.delimiter.is_some()),
             page_token: None,
         })
+    }
+}
+
+/// The objects whose keys start with `prefix`. If `folder`, only those of that folder, and its
+/// folders.
+pub fn within(mut objects: Vec<ObjectMeta>, prefix: &str, folder: bool) -> ListResult {
+    objects.retain(|meta| meta.location.as_ref().starts_with(prefix));
+    let mut folders = BTreeSet::new();
+    if folder {
+        objects.retain(|meta| {
+            let rest = &meta.location.as_ref()[prefix.len()..];
+            let within = rest.split_once('/').map(|(name, _)| name);
+            // A name may have any character.
+            folders.extend(within.and_then(|name| Key::parse(format!("{prefix}{name}")).ok()));
+            within.is_none()
+        });
+    }
+    ListResult {
+        objects,
+        common_prefixes: folders.into_iter().collect(),
+        extensions: Default::default(),
     }
 }

@@ -1,10 +1,12 @@
 //! Stores of the process, and objects with their version.
 
 use super::credentials::{Credentials, Library, Renewed};
-use super::http::{Connector, Web, cause};
+use super::http::{Connector, Kind, Web, cause};
+use super::hub::{Hub, OBJECTS};
 use super::limit::Limit;
 use super::profile::Profile;
 use super::registry::Lists;
+use super::repo::without_revision;
 use super::url::{Scheme, Url};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
 use feedline_base::metadata::Meta;
@@ -14,6 +16,7 @@ use feedline_base::sync::Hold;
 use feedline_base::thread;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
@@ -47,7 +50,9 @@ pub struct Store {
     pub(super) client: Arc<dyn ObjectStore>,
     /// Whether another crate registered it.
     pub(super) is_registered: bool,
-    /// `None` for HTTP servers: they have no listing.
+    /// The repository of a `hf://` URL.
+    pub(super) hub: Option<Arc<Hub>>,
+    /// `None` for HTTP servers, which have no listing, and for the Hub.
     pub(super) lists: Option<Arc<dyn PaginatedListStore>>,
     /// `None` for requests without a signature.
     pub(super) credentials: Option<Arc<dyn Renewed>>,
@@ -82,12 +87,14 @@ struct Net {
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
     /// The user's options of stores, which are added to the environment's.
     options: Mutex<BTreeMap<String, Options>>,
+    /// See [`commits`].
+    commits: Mutex<BTreeMap<String, String>>,
     /// The state of a forked child.
     next: OnceLock<Box<Net>>,
 }
 
 /// The state of the calling process. A forked child has none of its parent's threads, and the
-/// parent's connections and locks may be in use. So the child takes over only the options.
+/// parent's connections and locks may be in use. So the child takes over only options and commits.
 fn net() -> &'static Net {
     static FIRST: OnceLock<Box<Net>> = OnceLock::new();
     let mut place = &FIRST;
@@ -101,6 +108,11 @@ fn net() -> &'static Net {
             web: OnceLock::new(),
             stores: Mutex::default(),
             options: Mutex::new(options().unwrap_or_default()),
+            commits: Mutex::new(
+                parent
+                    .and_then(|net| Some(net.commits.try_lock().ok()?.clone()))
+                    .unwrap_or_default(),
+            ),
             next: OnceLock::new(),
         };
         let net = place.get_or_init(|| Box::new(new()));
@@ -189,19 +201,41 @@ pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
     if let Some(store) = stores.get(&name) {
         return Ok(store.clone());
     }
-    let options = net.options.hold().get(&name).cloned().unwrap_or_default();
+    let all = net.options.hold();
+    let found = all.get(&name).or_else(|| all.get(&repository(&name)));
+    let options = found.cloned().unwrap_or_default();
+    drop(all);
     let store = Arc::new(Store::open(url, name.clone(), &options)?);
     stores.insert(name, store.clone());
     Ok(store)
 }
 
-/// Replaces a store with one that has these options, for all opens and reads after this.
+/// The name of a store without the revision of a repository.
+fn repository(name: &str) -> String {
+    let plain = without_revision(name.into());
+    plain.to_string_lossy().trim_end_matches('/').into()
+}
+
+/// Commits of revisions such as `datasets/org/name@main`. A name means one commit in a process, and
+/// in its forked children.
+pub(super) fn commits() -> &'static Mutex<BTreeMap<String, String>> {
+    &net().commits
+}
+
+/// Replaces a store with one that has these options, for all opens and reads after this. Revisions
+/// of a repository of the Hub are resolved anew.
 pub fn configure(name: &str, options: Options) -> Result<()> {
     let net = net();
     let url = Url::parse(Path::new(name))?;
-    let store = Arc::new(Store::open(&url, url.store(), &options)?);
-    net.stores.hold().insert(url.store(), store);
-    net.options.hold().insert(url.store(), options);
+    let name = url.store();
+    let store = Arc::new(Store::open(&url, name.clone(), &options)?);
+    if let Some(hub) = &store.hub {
+        net.commits.hold().retain(|name, _| !hub.has(name));
+    }
+    let mut stores = net.stores.hold();
+    stores.retain(|other, _| repository(other) != name);
+    stores.insert(name.clone(), store);
+    net.options.hold().insert(name, options);
     Ok(())
 }
 
@@ -212,7 +246,7 @@ pub fn configure(name: &str, options: Options) -> Result<()> {
 macro_rules! bucket {
     ($builder:ty, $prefixes:expr, $name:expr, $options:expr) => {{
         let connector = Connector {
-            is_bucket: true,
+            kind: Kind::Bucket,
             shared: &net().web,
         };
         let builder = <$builder>::new()
@@ -306,16 +340,19 @@ impl Store {
             reads,
             lists,
             credentials,
+            hub,
         } = match url.scheme {
             Scheme::S3 => Self::s3(url, options),
             Scheme::Gcs => Self::gcs(url, options),
             Scheme::Azure => Self::azure(url, options),
             Scheme::Http | Scheme::Https => Self::http(&name, options),
+            Scheme::Hub => Self::hub(url, options),
             Scheme::Other(registered) => {
                 (registered.open)(&url.bucket, options).map(|reads| Client {
                     lists: Some(Arc::new(Lists(reads.clone()))),
                     reads,
                     credentials: None,
+                    hub: None,
                 })
             }
         }
@@ -323,6 +360,7 @@ impl Store {
         Ok(Self {
             name,
             client: reads,
+            hub,
             is_registered: matches!(url.scheme, Scheme::Other(_)),
             lists,
             credentials,
@@ -401,23 +439,28 @@ impl Store {
             let message = format!("an HTTP server has no option {name:?}");
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
-        let connector = Connector {
-            is_bucket: false,
-            shared: &net().web,
-        };
-        let builder = HttpBuilder::new()
-            .with_url(name)
-            .with_client_options(plain())
-            .with_retry(no_retries());
-        let store = builder
-            .with_http_connector(connector)
-            .build()
-            .map_err(refused)?;
+        let reads = server(name, Kind::Server)?;
         Ok(Client {
-            reads: Arc::new(store),
+            reads,
             lists: None,
             credentials: None,
+            hub: None,
         })
+    }
+
+    fn hub(url: &Url, options: &Options) -> Result<Client> {
+        let hub = Hub::new(&url.bucket, &clean(options)?)?;
+        Ok(Client {
+            reads: server(OBJECTS, Kind::Hub(hub.clone()))?,
+            lists: None,
+            credentials: Some(hub.token()),
+            hub: Some(hub),
+        })
+    }
+
+    /// Whether objects can be listed.
+    pub(super) fn has_listing(&self) -> bool {
+        self.lists.is_some() || self.hub.is_some()
     }
 
     /// The version of an object: its etag without quotes, or else the time of its last change.
@@ -442,11 +485,33 @@ impl Store {
     }
 }
 
-/// Reads, listings where the store has them, and credentials where requests are signed.
+/// Reads, listings where the store has them, credentials where requests are signed, and the
+/// repository of the Hub.
 struct Client {
     reads: Arc<dyn ObjectStore>,
     lists: Option<Arc<dyn PaginatedListStore>>,
     credentials: Option<Arc<dyn Renewed>>,
+    hub: Option<Arc<Hub>>,
+}
+
+/// The objects of an HTTP server.
+fn server(url: &str, kind: Kind) -> Result<Arc<dyn ObjectStore>> {
+    let builder = HttpBuilder::new()
+        .with_url(url)
+        .with_client_options(plain())
+        .with_retry(no_retries());
+    let shared = &net().web;
+    let built = builder
+        .with_http_connector(Connector { kind, shared })
+        .build();
+    Ok(Arc::new(built.map_err(refused)?))
+}
+
+/// A client for other requests than those for objects.
+pub(super) fn client(kind: Kind) -> Result<HttpClient> {
+    let shared = &net().web;
+    let connected = Connector { kind, shared }.connect(&plain());
+    connected.map_err(refused)
 }
 
 fn unsigned<S: ObjectStore + PaginatedListStore>(store: object_store::Result<S>) -> Result<Client> {
@@ -455,6 +520,7 @@ fn unsigned<S: ObjectStore + PaginatedListStore>(store: object_store::Result<S>)
         reads: store.clone(),
         lists: Some(store),
         credentials: None,
+        hub: None,
     })
 }
 

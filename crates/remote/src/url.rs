@@ -1,7 +1,9 @@
-//! URLs of objects: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `https://host/key`.
+//! URLs of objects: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`, `https://host/key`,
+//! `hf://datasets/org/name@revision/key`.
 
 use super::odd::why_odd;
 use super::registry::{self, Registered};
+use super::repo::Repo;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::secret::at_query;
 use object_store::path::Path as Key;
@@ -11,7 +13,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub(super) struct Url {
     pub(super) scheme: Scheme,
-    /// Bucket, container, or host with port.
+    /// Bucket, container, host with port, or repository with its revision.
     pub(super) bucket: String,
     /// Key as written: percent-encoded for HTTP.
     pub(super) key: String,
@@ -24,16 +26,21 @@ pub(super) enum Scheme {
     Azure,
     Http,
     Https,
+    Hub,
     Other(&'static Registered),
 }
 
-const SCHEMES: [Scheme; 5] = [
+const SCHEMES: [Scheme; 6] = [
     Scheme::S3,
     Scheme::Gcs,
     Scheme::Azure,
     Scheme::Http,
     Scheme::Https,
+    Scheme::Hub,
 ];
+
+const SECRETS: &str = "the URL has a user name, a password, a query or a fragment; use the plain \
+     URL of the object";
 
 impl Scheme {
     fn text(self) -> &'static str {
@@ -43,6 +50,7 @@ impl Scheme {
             Self::Azure => "az://",
             Self::Http => "http://",
             Self::Https => "https://",
+            Self::Hub => "hf://",
             Self::Other(registered) => &registered.start,
         }
     }
@@ -66,10 +74,22 @@ impl Url {
             .chain(others)
             .find_map(|scheme| Some((scheme, text.strip_prefix(scheme.text())?)))
         else {
-            let message = "not a URL of an object; use s3://, gs://, az://, http:// or https://, or \
-                 a scheme that this program registered";
+            let message = "not a URL of an object; use s3://, gs://, az://, hf://, http:// or \
+                 https://, or a scheme that this program registered";
             return Err(bad(message).with_path(path));
         };
+        if let Scheme::Hub = scheme {
+            let (bucket, key) = Repo::split(rest);
+            if at_query(rest).1 {
+                return Err(bad(SECRETS).with_path(path));
+            }
+            Repo::parse(bucket).map_err(|error| error.with_path(path))?;
+            return Ok(Self {
+                scheme,
+                bucket: bucket.into(),
+                key: key.into(),
+            });
+        }
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         let is_port = bucket.rsplit_once(':').is_none_or(|(host, port)| {
             host.starts_with('[')
@@ -81,9 +101,7 @@ impl Url {
             && key.split('/').next().is_some_and(|part| part.contains('@'));
         let query = hides_user || key.contains(['?', '#']) && scheme.is_http() || at_query(rest).1;
         if query || bucket.contains(['@', '?', '#', '%']) || !is_port {
-            let message = "the URL has a user name, a password, a query or a fragment; use the \
-                 plain URL of the object";
-            return Err(bad(message).with_path(path));
+            return Err(bad(SECRETS).with_path(path));
         }
         if scheme.is_http() && key.to_ascii_lowercase().contains("%2f") {
             return Err(
@@ -145,6 +163,20 @@ mod tests {
             ("gs://b/k", "gs://b", "k"),
             ("az://c/k", "az://c", "k"),
             ("https://h:8/x/y%20z", "https://h:8", "x/y z"),
+            ("hf://o/n/k", "hf://o/n", "k"),
+            (
+                "hf://datasets/o/n/a b%20.txt",
+                "hf://datasets/o/n",
+                "a b%20.txt",
+            ),
+            ("hf://datasets/o/n@v1/k@2", "hf://datasets/o/n@v1", "k@2"),
+            ("hf://spaces/o/n@a%2Fb/k", "hf://spaces/o/n@a%2Fb", "k"),
+            ("hf://o/n@refs/pr/3/k", "hf://o/n@refs/pr/3", "k"),
+            (
+                "hf://datasets/o/n@refs/convert/parquet/d/k",
+                "hf://datasets/o/n@refs/convert/parquet",
+                "d/k",
+            ),
         ];
         for (text, store, key) in table {
             let url = Url::parse(Path::new(text)).unwrap();
@@ -168,6 +200,13 @@ mod tests {
             "s3://b/k?X-Amz-Signature=secret",
             "s3://b:secret/k",
             "https://h/n%2Fa.bin",
+            "hf://user:secret@datasets/x",
+            "hf://datasets/o/n/x?token=secret",
+            "hf://datasets/o",
+            "hf://dataset/o/n/x",
+            "hf://buckets/o/n/x",
+            "hf://datasets/o/../x",
+            "hf://datasets/o/n@/x",
         ] {
             let error = Url::parse(Path::new(text)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");

@@ -13,6 +13,8 @@
 //!
 //! Data may move to another folder, mount or machine: folders, times and inodes are not hashed. For
 //! objects in a store, the listed version (etag) is hashed instead of the ends; no request is made.
+//! The commits of repositories of the Hugging Face Hub are kept beside, for errors: another commit
+//! with the same files is the same dataset.
 //!
 //! Limits: bytes between the first and the last 4 KiB are not read. If there are more than 256
 //! shards, only 256 evenly spaced ones are opened; for the others, only name and length are hashed.
@@ -27,6 +29,7 @@ use crate::storage::{Blob, SourceId, Sources, patiently};
 use crate::tensor::{DType, EncodedField, Encoding, Shape};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use serde::{Deserialize, Serialize};
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -35,6 +38,8 @@ const ENDS: u64 = 4096;
 /// Maximum number of opened shards.
 const LOOKS: u64 = 256;
 const BUCKETS: usize = 64;
+/// Maximum number of commits, so that a state stays small.
+const COMMITS: usize = 4;
 /// Number of 64-bit words for the buckets' hashes, four hashes to a word.
 const BUCKET_WORDS: usize = BUCKETS / 4;
 /// Number of 64-bit words in a fingerprint.
@@ -46,7 +51,7 @@ pub(crate) const WORDS: usize = 6 + BUCKET_WORDS;
 /// It holds the number of samples and hashes: of the fields, of the chunks, of
 /// [`Dataset::identity`], and of every shard's name, length and (for at most 256 shards) first and
 /// last 4 KiB. The data's location does not matter: it may move or be mounted elsewhere.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "FingerprintText", into = "FingerprintText")]
 pub struct Fingerprint {
     samples: u64,
@@ -55,6 +60,22 @@ pub struct Fingerprint {
     chunks: u64,
     identity: u64,
     hashes: Hashes,
+    /// Of the first [`COMMITS`] repositories of the Hub, in the order of the sources.
+    commits: Vec<String>,
+}
+
+impl PartialEq for Fingerprint {
+    fn eq(&self, other: &Self) -> bool {
+        self.words() == other.words()
+    }
+}
+
+impl Eq for Fingerprint {}
+
+impl Hash for Fingerprint {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.words().hash(state);
+    }
 }
 
 impl Fingerprint {
@@ -73,6 +94,13 @@ impl Fingerprint {
             }),
             identity: dataset.identity(),
             hashes: Hashes::of(dataset.sources(), shards)?,
+            commits: dataset
+                .sources()
+                .commits()?
+                .into_iter()
+                .take(COMMITS)
+                .map(|(commit, _)| commit)
+                .collect(),
         })
     }
 
@@ -117,14 +145,37 @@ impl Fingerprint {
             differences.push(what.into());
         }
         let message = format!(
-            "{}; open the dataset that the run began with, or start a new run",
-            differences.join("; ")
+            "{}; {}, or start a new run",
+            differences.join("; "),
+            self.way_back(saved, dataset.sources())
         );
         let error = Error::new(ErrorKind::FingerprintMismatch, Stage::State, message);
         Err(match shard {
             Some(path) => error.with_path(path),
             None => error,
         })
+    }
+
+    /// What to open instead, with both commits if a repository of the Hub has moved.
+    fn way_back(&self, saved: &Self, sources: &Sources) -> String {
+        let names = sources.commits().unwrap_or_default();
+        let pairs = self.commits.iter().zip(&saved.commits).zip(&names);
+        let moved = pairs.filter(|((now, then), _)| now != then);
+        let moved: Vec<_> = moved
+            .map(|((now, then), (_, name))| format!("{name}@{then} (commit {now} is open)"))
+            .collect();
+        match moved.is_empty() {
+            true => "open the dataset that the run began with".into(),
+            false => format!(
+                "open the commit that the run began with, {}",
+                moved.join(", ")
+            ),
+        }
+    }
+
+    /// Commits of the Hub's repositories, in the order of the sources.
+    pub fn commits(&self) -> &[String] {
+        &self.commits
     }
 
     /// Whether data was only appended since `saved`: the first shards of `self`, in `sources`, are
@@ -215,7 +266,14 @@ impl Fingerprint {
             chunks,
             identity,
             hashes: Hashes { total, buckets },
+            commits: Vec::new(),
         }
+    }
+
+    /// The same fingerprint with these commits.
+    #[cfg(any(test, feature = "unstable"))]
+    pub fn with_commits(self, commits: Vec<String>) -> Self {
+        Self { commits, ..self }
     }
 }
 
@@ -445,7 +503,9 @@ impl From<Fingerprint> for FingerprintText {
             fields: hex(print.fields),
             chunks: hex(print.chunks),
             identity: hex(print.identity),
-            total: hex(print.hashes.total),
+            total: [vec![hex(print.hashes.total)], print.commits]
+                .concat()
+                .join(" "),
             buckets: print.hashes.buckets.map(hex).concat(),
         }
     }
@@ -458,7 +518,15 @@ impl TryFrom<FingerprintText> for Fingerprint {
         let [fields] = numbers(&text.fields, "fields")?;
         let [chunks] = numbers(&text.chunks, "chunks")?;
         let [identity] = numbers(&text.identity, "identity")?;
-        let [total] = numbers(&text.total, "total")?;
+        let (total, commits) = text.total.split_once(' ').unwrap_or((&text.total, ""));
+        let [total] = numbers(total, "total")?;
+        let commits: Vec<_> = commits.split_terminator(' ').map(String::from).collect();
+        let is_commit =
+            |name: &String| name.len() == 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if commits.len() > COMMITS || !commits.iter().all(is_commit) {
+            let message = "a fingerprint's `total` has commits that are not 40 hexadecimal digits";
+            return Err(Error::new(ErrorKind::State, Stage::State, message));
+        }
         let hashes = Hashes {
             total,
             buckets: numbers(&text.buckets, "buckets")?,
@@ -470,6 +538,7 @@ impl TryFrom<FingerprintText> for Fingerprint {
             chunks,
             identity,
             hashes,
+            commits,
         })
     }
 }

@@ -62,6 +62,22 @@ impl Object {
     }
 }
 
+pub fn commit(_: &Path) -> Result<Option<(String, String)>> {
+    Ok(None)
+}
+
+pub fn paused(_: &Path) -> Option<String> {
+    None
+}
+
+pub fn shared_folder(_: &Path) -> Option<PathBuf> {
+    None
+}
+
+pub fn without_revision(url: PathBuf) -> PathBuf {
+    url
+}
+
 pub fn look(url: &Path) -> Result<Meta> {
     absent(url)
 }

@@ -9,9 +9,12 @@ use std::io::{BufWriter, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const SUFFIX: &str = ".tmp";
 const BUFFER: usize = 1 << 20;
+/// Interval between two looks at the lock of another process.
+const LOOK: Duration = Duration::from_millis(50);
 /// Maximum bytes of the target's name in the hidden name. File systems limit names to 255 bytes.
 const NAME_MAX: usize = 200;
 
@@ -246,6 +249,38 @@ impl Lock {
             Ok(()) => Ok(Some(Self(Some(Held::new(file))))),
             Err(std::fs::TryLockError::WouldBlock) => Ok(None),
             Err(std::fs::TryLockError::Error(_)) => Ok(Some(Self(None))),
+        }
+    }
+}
+
+/// The right to make a file that other processes would make as well.
+pub struct Turn {
+    lock: Option<Lock>,
+    path: PathBuf,
+}
+
+impl Turn {
+    /// Waits until no other process makes `target`, which may exist then. Without a lock if the
+    /// folder cannot be written.
+    pub fn wait(target: &Path) -> Self {
+        let path = target.with_extension("lock");
+        let _ = target.parent().map(make_folder);
+        let _ = File::options().create(true).append(true).open(&path);
+        loop {
+            match Lock::try_of(&path) {
+                Ok(None) => std::thread::sleep(LOOK),
+                Ok(lock) => return Self { lock, path },
+                Err(_) => return Self { lock: None, path },
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Those who wait for it find the target.
+        if self.lock.is_some() {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 }

@@ -472,6 +472,20 @@ impl Sources {
         remote::Object::at(&self.path(id), self.len_of(id), self.pin(id))
     }
 
+    /// The commits of the sources' repositories of the Hugging Face Hub, with the URLs of the
+    /// repositories, in the order of the sources.
+    #[doc(hidden)]
+    pub fn commits(&self) -> Result<Vec<(String, String)>> {
+        let mut found = Vec::new();
+        for store in &self.stores {
+            match remote::commit(&self.dirs[*store as usize])? {
+                Some(commit) if !found.contains(&commit) => found.push(commit),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
     /// The listed version of a remote source, as its store names it.
     #[doc(hidden)]
     pub fn pin(&self, id: SourceId) -> Option<Arc<str>> {

@@ -86,10 +86,10 @@ impl Upstream {
         }
     }
 
-    /// The source's URL or canonical path.
+    /// The source's URL or canonical path. A file of the Hub keeps its name in other commits.
     pub(super) fn name(&self, sources: &Sources, source: SourceId) -> PathBuf {
         match self {
-            Self::Object(..) => sources.path(source),
+            Self::Object(..) => remote::without_revision(sources.path(source)),
             Self::File(file) => file.path.clone(),
         }
     }

@@ -7,8 +7,8 @@
 use super::table::{ENTRIES, Form, Notes, ShardRecord, Table};
 use super::{Place, Settings};
 use crate::dataset::Digest;
-use crate::storage::Blob;
 use crate::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
+use crate::storage::{Blob, remote};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::{fnv, is_url};
 use std::path::{Path, PathBuf};
@@ -96,20 +96,27 @@ pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Optio
     match &settings.place {
         Place::Off | Place::File(_) => None,
         Place::Beside => beside(path, purpose),
-        Place::Folder(dir) => {
-            let mut name = path.file_name()?.to_os_string();
-            name.push(format!(
-                ".{:016x}.{:08x}{ENDING}",
-                hash_of(path)?,
-                options(purpose)
-            ));
-            Some(dir.join(name))
-        }
+        Place::Folder(dir) => within(dir, path, purpose),
     }
 }
 
-/// Path of the index file beside a shard. None for an object: nothing is written to a bucket.
+/// Path of the index file in a folder, whose name includes a hash of the shard's path.
+fn within(dir: &Path, path: &Path, purpose: u64) -> Option<PathBuf> {
+    let mut name = path.file_name()?.to_os_string();
+    name.push(format!(
+        ".{:016x}.{:08x}{ENDING}",
+        hash_of(path)?,
+        options(purpose)
+    ));
+    Some(dir.join(name))
+}
+
+/// Path of the index file beside a shard; of a shard in the Hub, in the folder that the processes
+/// of the machine share. None for another object: nothing is written to a bucket.
 pub(super) fn beside(path: &Path, purpose: u64) -> Option<PathBuf> {
+    if let Some(shared) = remote::shared_folder(path) {
+        return within(&shared.join("index"), path, purpose);
+    }
     let mut name = path.file_name().filter(|_| !is_url(path))?.to_os_string();
     name.push(format!(".{:08x}{ENDING}", options(purpose)));
     Some(path.with_file_name(name))
@@ -119,10 +126,10 @@ fn options(purpose: u64) -> u32 {
     (purpose ^ purpose >> 32) as u32
 }
 
-/// Hash of a shard's URL or absolute path.
+/// Hash of a shard's URL, without the revision of a repository, or of its absolute path.
 fn hash_of(shard: &Path) -> Option<u64> {
     let full = if is_url(shard) {
-        shard.to_path_buf()
+        remote::without_revision(shard.to_path_buf())
     } else {
         std::path::absolute(shard).ok()?
     };

@@ -103,6 +103,7 @@ use super::digest::Digest;
 use super::parallel::parallel_paths;
 use super::starts::Starts;
 use crate::dataset::{Framed, Parts, Sizes};
+use crate::storage::publish::Turn;
 use crate::storage::sidefile::Sidefile;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in};
@@ -734,6 +735,21 @@ fn open_shard(
             version,
             table,
             from,
+            unsaved: None,
+        });
+    }
+    let turn = place
+        .as_deref()
+        .filter(|_| shard.is_object())
+        .map(Turn::wait);
+    if turn.is_some()
+        && let Some(table) = place.as_deref().and_then(alone)
+    {
+        return Ok(Shard {
+            meta,
+            version,
+            table,
+            from: IndexOrigin::Cache,
             unsaved: None,
         });
     }
