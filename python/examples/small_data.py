@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import http.server
 import io
+import json
 import shutil
 import tarfile
 import tempfile
@@ -120,3 +121,46 @@ def bucket(place: Path) -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+TEMPLATE = """{% for message in messages %}<|{{ message.role }}|>
+{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>
+{% endgeneration %}{% else %}{{ message.content }}<|end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+
+
+def model(texts: list[str]) -> Path:
+    """A folder with the tokenizer of a small model, and with its chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    special = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet))
+    place = folder()
+    tokenizer.save(str(place / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>", "chat_template": TEMPLATE}
+    (place / "tokenizer_config.json").write_text(json.dumps(config))
+    return place
+
+
+def sums(count: int, seed: int = 1) -> list[dict[str, list[dict[str, str]]]]:
+    """Conversations about sums."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        messages = [{"role": "system", "content": "Answer in digits."}]
+        for a, b in draw.integers(0, 10, (draw.integers(1, 4), 2)):
+            messages += [{"role": "user", "content": f"What is {a} and {b}?"}, {"role": "assistant", "content": f"{a + b}"}]
+        rows.append({"messages": messages})
+    return rows
+
+
+def json_lines(rows: list[dict[str, object]]) -> Path:
+    """A file of JSON lines."""
+    path = folder() / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
