@@ -5,9 +5,9 @@
 
 Each case is written by `save_to_disk` below FOLDER (a temporary one), read once, and so in the page cache. Ways of `datasets`:
 rows of the format torch, one by one; batches of the formats torch, arrow and numpy; DataLoader with two workers. Batches of the
-format arrow are views whose values nobody has read, so they are also copied into one piece. feedline has two workers, too. Printed
-are rows per second, CPU time of the process (without that of DataLoader's workers), and the median of the pairs' ratios with a
-95 % interval.
+format arrow are views whose values nobody has read, so they are also copied into one piece. feedline has two workers, too.
+Printed are rows per second, CPU time of the process (without that of DataLoader's workers), and the median of the pairs' ratios
+with a 95 % interval.
 """
 
 import argparse
