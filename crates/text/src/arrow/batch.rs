@@ -8,9 +8,9 @@
 //! Rows of a batch are consecutive, so their elements are, too: one position more than rows says
 //! where all of them begin and end.
 
+use super::fault::Fault;
 use super::plan::Resolved;
 use super::schema::{Column, Kind};
-use super::walk::Fault;
 use arrow_ipc::{DictionaryBatch, RecordBatch};
 use feedline_core::dataset::index::{Entry, Scan};
 use std::collections::HashMap;
@@ -172,7 +172,8 @@ impl Cursor<'_> {
         place
             .filter(|place| place.len <= end - place.offset)
             .ok_or_else(|| {
-                let (offset, len) = (buffer.offset(), buffer.length());
+                let offset = buffer.offset();
+                let len = buffer.length();
                 Fault::wrong(format!(
                     "column `{name}`: a buffer of {len} bytes at {offset} in a body of {} bytes",
                     self.body.len
@@ -301,15 +302,19 @@ impl Resolved<'_> {
     }
 }
 
+/// Bytes of the offsets of `len` values.
+fn offsets_bytes(len: u64, wide: bool) -> Option<u64> {
+    match len {
+        0 => Some(0),
+        len => len.checked_add(1)?.checked_mul(if wide { 8 } else { 4 }),
+    }
+}
+
 impl Array {
     /// Compares the buffers' sizes with the number of values.
     fn holds(&self, column: &Column) -> Result<(), Fault> {
         let len = self.len;
         let bits = len.div_ceil(8);
-        let offsets = |wide| match len {
-            0 => Some(0),
-            len => len.checked_add(1)?.checked_mul(if wide { 8 } else { 4 }),
-        };
         let needed = match column.kind {
             _ if column.dictionary.is_some() => {
                 let index = column.dictionary.expect("just found").index;
@@ -318,7 +323,7 @@ impl Array {
             Kind::Bool => Some(bits),
             Kind::Number(dtype) => len.checked_mul(dtype.size() as u64),
             Kind::Fixed(bytes) => len.checked_mul(bytes),
-            Kind::Bytes { wide } | Kind::List { wide } => offsets(wide),
+            Kind::Bytes { wide } | Kind::List { wide } => offsets_bytes(len, wide),
             Kind::Views => len.checked_mul(16),
             Kind::FixedList(size) => {
                 let child = self.children[0].len;
@@ -531,14 +536,13 @@ impl Rows<'_, '_> {
         if last.checked_mul(width).is_none_or(|bytes| bytes > data.len) {
             return Err(Fault::wrong(format!("{last} values in {} bytes", data.len)));
         }
-        let entry = |[start, end]: [u64; 2]| {
-            Some(Entry {
+        self.each(|_, [start, end]| {
+            Ok(Some(Entry {
                 offset: data.offset + start * width,
                 len: (end - start) * width,
                 crc: 0,
-            })
-        };
-        self.each(|_, range| Ok(entry(range)))
+            }))
+        })
     }
 
     /// Makes the entries of the rows from the ranges of their values.

@@ -6,7 +6,8 @@
 //! ```
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage, config};
-use feedline_core::storage::listing::expand;
+use feedline_base::metadata::FileKind;
+use feedline_core::storage::listing::{expand, look};
 use feedline_core::storage::{Blob, Listed};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -52,10 +53,6 @@ fn saved(folder: &Path) -> Result<Option<Vec<PathBuf>>> {
             return Err(config(message).with_path(folder));
         }
     };
-    let wrong = |what: &str| {
-        let message = format!("state.json: {what}");
-        Error::new(ErrorKind::Decode, Stage::Index, message).with_path(folder)
-    };
     let indices = &state["_indices_data_files"];
     if indices.as_array().is_some_and(|files| !files.is_empty()) {
         return Err(config(
@@ -64,13 +61,22 @@ fn saved(folder: &Path) -> Result<Option<Vec<PathBuf>>> {
         .with_path(folder));
     }
     let files = state["_data_files"].as_array();
-    let files = files.ok_or_else(|| wrong("no list `_data_files`"))?;
-    let name = |file: &Value| {
+    let files = files.ok_or_else(|| wrong(folder, "no list `_data_files`"))?;
+    let names = files.iter().map(|file| {
         let name = file["filename"].as_str().filter(|name| is_plain(name));
-        name.map(|name| folder.join(name))
-            .ok_or_else(|| wrong(&format!("{file} is no name of a file in the folder")))
-    };
-    files.iter().map(name).collect::<Result<_>>().map(Some)
+        name.map(|name| folder.join(name)).ok_or_else(|| {
+            wrong(
+                folder,
+                &format!("{file} is no name of a file in the folder"),
+            )
+        })
+    });
+    names.collect::<Result<_>>().map(Some)
+}
+
+fn wrong(folder: &Path, what: &str) -> Error {
+    let message = format!("state.json: {what}");
+    Error::new(ErrorKind::Decode, Stage::Index, message).with_path(folder)
 }
 
 fn is_plain(name: &str) -> bool {
@@ -79,11 +85,7 @@ fn is_plain(name: &str) -> bool {
 
 /// A JSON file of a folder; `None` if there is none.
 fn json(folder: &Path, name: &str) -> Result<Option<Value>> {
-    let is_folder = match feedline_base::metadata::is_url(folder) {
-        true => folder.as_os_str().as_encoded_bytes().ends_with(b"/"),
-        false => folder.is_dir(),
-    };
-    if !is_folder {
+    if look(folder).is_ok_and(|meta| meta.kind != FileKind::Folder) {
         return Ok(None);
     }
     let blob = match Blob::open_beneath(folder, name) {
@@ -114,7 +116,9 @@ fn one_split(files: &[PathBuf]) -> Result<()> {
         *found += 1;
         *expected = parts.max(*expected);
     }
-    if splits.len() > 1 {
+    let mut all = splits.iter();
+    let is_one = all.all(|(name, (expected, _))| expected.is_none() && !is_split(name));
+    if splits.len() > 1 && !is_one {
         let names: Vec<_> = splits.keys().take(16).copied().collect();
         return Err(config(format!(
             "several splits or tables in a folder: name one by a pattern, as in \"{}*.arrow\"; there are {}",
@@ -133,11 +137,21 @@ fn one_split(files: &[PathBuf]) -> Result<()> {
 
 /// A file's name without the number of its part, and the number of all parts, if the name says it.
 fn parts(stem: &str) -> (&str, Option<u32>) {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let split = stem.rsplit_once("-of-").filter(|(_, all)| is_number(all));
     let numbered = split.and_then(|(before, all)| {
         let (name, number) = before.rsplit_once('-')?;
         is_number(number).then_some((name, all.parse().ok()))
     });
     numbered.unwrap_or_else(|| (stem.trim_end_matches(|c: char| c.is_ascii_digit()), None))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether a name says that its file is one of several splits.
+fn is_split(name: &str) -> bool {
+    let words = ["train", "test", "validation", "valid", "val", "dev"];
+    let last = name.rsplit(['-', '_']).next().unwrap_or(name);
+    words.contains(&last)
 }

@@ -118,11 +118,11 @@ impl Shard<'_> {
                 held.lost.push(sample);
                 continue;
             };
-            let joins = |first: &(usize, Entry)| {
+            let joined = run.first().is_none_or(|(_, first)| {
                 let end = entry.offset + entry.len;
-                entry.offset >= first.1.offset && end - first.1.offset <= STEP
-            };
-            if !run.first().is_none_or(joins) {
+                entry.offset >= first.offset && end - first.offset <= STEP
+            });
+            if !joined {
                 self.fill(&blob, &run, &mut held)?;
                 run.clear();
             }

@@ -22,6 +22,7 @@
 //! damage, too. A flat file of values has no checksums: see `DatasetExt::facts`.
 
 mod batch;
+mod fault;
 mod folder;
 mod held;
 mod plan;
@@ -32,9 +33,9 @@ mod walk;
 mod tests;
 
 use self::batch::mark;
+use self::fault::Fault;
 use self::held::{HELD_MAX, Held};
 use self::plan::{How, Leaf, Take, Wanted};
-use self::walk::Fault;
 use feedline_base::error::{Error, ErrorKind, Result, Stage, config};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::forward::own;

@@ -1,7 +1,7 @@
 //! From the columns that are asked for to fields: what is taken from a file's columns.
 
+use super::fault::Fault;
 use super::schema::{Column, Columns, Kind};
-use super::walk::Fault;
 use feedline_base::error::{Result, config};
 use feedline_base::setting::Setting;
 use feedline_core::tensor::{DType, EncodedField, Field, Shape};
@@ -234,10 +234,10 @@ fn shaped(
     // One list may have the elements of several dimensions.
     if stated.len() > 1 {
         let asked = std::iter::once(outer).chain(inner.iter().map(|dim| Some(*dim)));
-        let differs = |(own, asked): (&Option<usize>, Option<usize>)| {
-            own.zip(asked).is_some_and(|(own, asked)| own != asked)
-        };
-        if inner.len() + 1 != stated.len() || stated.iter().zip(asked).any(differs) {
+        let mut pairs = stated.iter().zip(asked);
+        let differ =
+            pairs.any(|(own, asked)| own.zip(asked).is_some_and(|(own, asked)| own != asked));
+        if inner.len() + 1 != stated.len() || differ {
             return Err(format!("lists of another shape than {:?}", field.shape()));
         }
     }
@@ -303,6 +303,14 @@ fn find<'a>(columns: &'a [Column], name: &str) -> Option<(usize, Vec<usize>, &'a
 }
 
 impl Take {
+    /// Whether a column of such values in such lists is the one that was asked for.
+    fn is_of(&self, leaf: Leaf, sizes: &[Option<u64>]) -> bool {
+        let mut levels = sizes.iter().zip(&self.lists);
+        leaf == self.leaf
+            && sizes.len() == self.lists.len()
+            && !levels.any(|(size, asked)| size.zip(*asked).is_some_and(|(a, b)| a != b))
+    }
+
     /// Finds the column in a file. Errors: it is missing, or stores something else.
     pub(super) fn resolve<'a>(
         &'a self,
@@ -314,14 +322,8 @@ impl Take {
                 "no column `{name}`, which the first file has"
             )));
         };
-        let same = |(leaf, sizes): &(Leaf, Vec<Option<u64>>)| {
-            let mut levels = sizes.iter().zip(&self.lists);
-            *leaf == self.leaf
-                && sizes.len() == self.lists.len()
-                && !levels.any(|(size, asked)| size.zip(*asked).is_some_and(|(a, b)| a != b))
-        };
         match stored_values(column) {
-            Ok(stored) if same(&stored) => Ok(Resolved {
+            Ok((leaf, sizes)) if self.is_of(leaf, &sizes) => Ok(Resolved {
                 name,
                 number,
                 structs,

@@ -1,8 +1,7 @@
 //! The schema of a file: a tree of columns, with what each of them stores.
 
-use super::walk::Fault;
+use super::fault::Fault;
 use arrow_ipc::{Endianness, Field as Stored, Precision, Schema, Type, UnionMode};
-use feedline_core::dataset::DamageKind;
 use feedline_core::tensor::DType;
 use serde_json::Value;
 
@@ -81,8 +80,9 @@ impl Columns {
     /// The shape that `datasets` gives an array of the column, as for `Array2D`.
     pub(super) fn shape(&self, name: &str) -> Option<Vec<usize>> {
         let dims = self.features[name]["shape"].as_array()?;
-        let dim = |dim: &Value| usize::try_from(dim.as_u64()?).ok();
-        dims.iter().map(dim).collect()
+        dims.iter()
+            .map(|dim| usize::try_from(dim.as_u64()?).ok())
+            .collect()
     }
 }
 
@@ -102,14 +102,14 @@ impl Column {
 
     /// The type, for people.
     pub(super) fn described(&self) -> String {
-        let of = |child: Option<&Column>| child.map_or(String::new(), Self::described);
+        let of = self.children.first().map_or(String::new(), Self::described);
         match self.kind {
             Kind::Bool => "bool".into(),
             Kind::Number(dtype) => dtype.to_string(),
             Kind::Fixed(bytes) => format!("{bytes} bytes"),
             Kind::Bytes { .. } | Kind::Views => "bytes".into(),
-            Kind::List { .. } => format!("list of {}", of(self.children.first())),
-            Kind::FixedList(len) => format!("list of {len} {}", of(self.children.first())),
+            Kind::List { .. } => format!("list of {of}"),
+            Kind::FixedList(len) => format!("list of {len} {of}"),
             Kind::Struct => {
                 let names: Vec<_> = self.children.iter().map(|child| &*child.name).collect();
                 format!("structure of {}", names.join(", "))
@@ -117,6 +117,10 @@ impl Column {
             Kind::Other { name, .. } => name.into(),
         }
     }
+}
+
+fn wrong(name: &str, what: &str) -> Fault {
+    Fault::wrong(format!("schema: column `{name}`: {what}"))
 }
 
 fn column(field: Stored<'_>) -> Result<Column, Fault> {
@@ -127,18 +131,14 @@ fn column(field: Stored<'_>) -> Result<Column, Fault> {
         .flatten()
         .map(column)
         .collect::<Result<_, _>>()?;
-    let wrong = |what: &str| {
-        let message = format!("schema: column `{name}`: {what}");
-        Fault::Damage(DamageKind::Header, message)
-    };
-    let kind = kind(field).ok_or_else(|| wrong("a type that contradicts itself"))?;
+    let kind = kind(field).ok_or_else(|| wrong(&name, "a type that contradicts itself"))?;
     let expected = match kind {
         Kind::List { .. } | Kind::FixedList(_) => Some(1),
         Kind::Bool | Kind::Number(_) | Kind::Fixed(_) | Kind::Bytes { .. } | Kind::Views => Some(0),
         Kind::Struct | Kind::Other { .. } => None,
     };
     if expected.is_some_and(|expected| expected != children.len()) {
-        return Err(wrong("a wrong number of parts"));
+        return Err(wrong(&name, "a wrong number of parts"));
     }
     let dictionary = match field.dictionary() {
         None => None,
@@ -149,7 +149,7 @@ fn column(field: Stored<'_>) -> Result<Column, Fault> {
             };
             Some(Dictionary {
                 id: dictionary.id(),
-                index: index.ok_or_else(|| wrong("an index of no integer type"))?,
+                index: index.ok_or_else(|| wrong(&name, "an index of no integer type"))?,
             })
         }
     };
@@ -177,7 +177,6 @@ fn integer(bits: i32, signed: bool) -> Option<DType> {
 
 /// Of a type, by what it stores: dates and times are integers.
 fn kind(field: Stored<'_>) -> Option<Kind> {
-    let other = |name, buffers| Kind::Other { name, buffers };
     Some(match field.type_type() {
         // Without validity; a node alone.
         Type::Null => other("nulls", 0),
@@ -221,4 +220,8 @@ fn kind(field: Stored<'_>) -> Option<Kind> {
         Type::ListView | Type::LargeListView => other("a list view", 3),
         _ => return None,
     })
+}
+
+fn other(name: &'static str, buffers: usize) -> Kind {
+    Kind::Other { name, buffers }
 }

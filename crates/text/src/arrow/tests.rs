@@ -10,6 +10,9 @@ const STREAM: &[u8] = include_bytes!("../../../../tests/fixtures/arrow/small.arr
 const FILE: &[u8] = include_bytes!("../../../../tests/fixtures/arrow/small.feather");
 const ROWS: u64 = 11;
 
+/// Names and bytes.
+type Files<'a> = &'a [(&'a str, &'a [u8])];
+
 fn all() -> ArrowBuilder {
     Arrow::builder()
         .columns(["label", "text", "flag", "box", "kind"])
@@ -28,7 +31,7 @@ fn expected(k: u64) -> Vec<Option<Vec<u8>>> {
     [
         Some((number - 3).to_le_bytes().to_vec()),
         (k != 5).then(|| b"abcdefghijklmnopq"[..k as usize + 5].to_vec()),
-        Some(vec![u8::from(k % 3 == 0)]),
+        Some(vec![u8::from(k.is_multiple_of(3))]),
         Some(floats.iter().flat_map(|x| x.to_le_bytes()).collect()),
         Some([&b"cat"[..], b"dog"][k as usize % 2].to_vec()),
         Some(ids.collect()),
@@ -210,7 +213,7 @@ fn no_byte_that_changes_loses_a_row_in_silence() {
 #[test]
 fn a_folder_is_what_datasets_wrote_or_one_split() {
     let dir = std::env::temp_dir().join(format!("feedline-arrow-{}", std::process::id()));
-    let write = |names: &[(&str, &[u8])]| {
+    let write = |names: Files<'_>| {
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
         for (name, bytes) in names {
@@ -246,7 +249,7 @@ fn a_folder_is_what_datasets_wrote_or_one_split() {
     let indices = state(&["a.arrow"], &["indices.arrow"]);
     let outside = state(&["../a.arrow"], &[]);
     let none = state(&[], &[]);
-    let cases: [(&[(&str, &[u8])], ErrorKind, &str); 7] = [
+    let cases: [(Files<'_>, ErrorKind, &str); 7] = [
         (
             &[("dataset_dict.json", br#"{"splits":["train","test"]}"#)],
             Config,

@@ -6,6 +6,7 @@
 //! ```
 
 use super::batch::{Arrays, Dictionaries, Entries, Place};
+use super::fault::Fault;
 use super::plan::{Resolved, Take};
 use super::schema::Columns;
 use arrow_ipc::{
@@ -24,30 +25,6 @@ const ROOM_MAX: u64 = 64;
 
 /// At both ends of a file that is not a stream.
 const MAGIC: &[u8; 6] = b"ARROW1";
-
-/// Why a part of a file gives no rows.
-#[derive(Debug)]
-pub(super) enum Fault {
-    Damage(DamageKind, String),
-    /// The file cannot be read.
-    Failed(Error),
-}
-
-impl Fault {
-    pub(super) fn wrong(message: impl Into<String>) -> Self {
-        Self::Damage(DamageKind::Header, message.into())
-    }
-
-    pub(super) fn unsupported(message: impl Into<String>) -> Self {
-        Self::Damage(DamageKind::Unsupported, message.into())
-    }
-}
-
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
 
 /// A message and where it is.
 struct Found {
@@ -149,6 +126,15 @@ fn rows_of(
         *at = messages.at;
     }
     messages.finish()
+}
+
+fn no_footer() -> Fault {
+    let message = "the file has no footer: it is cut, or not closed";
+    Fault::Damage(DamageKind::Cut, message.into())
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
 fn no_header() -> Fault {
@@ -292,10 +278,9 @@ impl<'s, 'b> Messages<'s, 'b> {
             });
         }
         let begin: [u8; 8] = self.input.bytes(self.at, 8)?.try_into().expect("8 bytes");
-        let word = |at: usize| u32::from_le_bytes(begin[at..at + 4].try_into().expect("4 bytes"));
         // Before version 0.15 there was no mark before the length.
-        let (prefix, len) = match word(0) {
-            u32::MAX => (8, word(4)),
+        let (prefix, len) = match word(&begin, 0) {
+            u32::MAX => (8, word(&begin, 4)),
             len => (4, len),
         };
         if len == 0 {
@@ -352,17 +337,13 @@ impl<'s, 'b> Messages<'s, 'b> {
 impl Footer {
     fn read(input: &mut Scan<'_>) -> Result<Self, Fault> {
         let len = input.len();
-        let cut = || {
-            let message = "the file has no footer: it is cut, or not closed";
-            Fault::Damage(DamageKind::Cut, message.into())
-        };
         let tail = len
             .checked_sub(10)
             .filter(|tail| *tail >= 8)
-            .ok_or_else(cut)?;
+            .ok_or_else(no_footer)?;
         let end: [u8; 10] = input.bytes(tail, 10)?.try_into().expect("10 bytes");
         if &end[4..] != MAGIC {
-            return Err(cut());
+            return Err(no_footer());
         }
         let size = u32::from_le_bytes(end[..4].try_into().expect("4 bytes"));
         let start = tail.checked_sub(size.into()).filter(|start| *start >= 8);
