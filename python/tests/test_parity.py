@@ -110,6 +110,8 @@ def test_every_format_and_wrapper_has_a_name_here():
     assert set(DATASETS) <= exported
     folders = (ROOT / "crates/formats/src", ROOT / "crates/text/src")
     files = [*(file for folder in folders for file in folder.rglob("*.rs")), ROOT / "crates/parquet/src/lib.rs"]
+    # What these open is no dataset.
+    files = [file for file in files if file.parent not in (ROOT / "crates/text/src/chat", ROOT / "crates/text/src/tokens")]
     names = {"mod": lambda file: file.parent.name, "lib": lambda file: file.parents[1].name}
     openers = {names.get(file.stem, lambda file: file.stem)(file) for file in files if "pub fn open(" in file.read_text()}
     assert openers == {name.lower() for name in DATASETS}

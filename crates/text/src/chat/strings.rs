@@ -120,7 +120,7 @@ pub fn call(text: &Arc<str>, name: &'static str, args: Args) -> Res<Value> {
             match needed(name, part)? {
                 Value::Tuple(parts) => {
                     let parts: Res<Vec<_>> = parts.iter().map(|part| string(name, part)).collect();
-                    Value::Bool(parts?.into_iter().any(|part| matches(part)))
+                    Value::Bool(parts?.into_iter().any(matches))
                 }
                 part => Value::Bool(matches(string(name, &part)?)),
             }

@@ -135,8 +135,7 @@ fn what_only_running_shows_is_an_error_and_no_text() {
         let error = chat(source)
             .unwrap()
             .text(line.as_bytes())
-            .err()
-            .expect(message);
+            .expect_err(message);
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.kind(), kind, "{error}");
     }
