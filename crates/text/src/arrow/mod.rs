@@ -82,6 +82,8 @@ pub struct Arrow {
     zeros: Vec<u8>,
     null_zero: bool,
     opened_bytes_max: u64,
+    /// Maximum bytes that are read for a sample, and the sample.
+    largest: (u64, u64),
     name: String,
 }
 
@@ -275,7 +277,7 @@ impl ArrowBuilder {
             true => index.sizes().sample_bytes_max.saturating_mul(8),
             false => 0,
         };
-        Ok(Arrow {
+        let mut arrow = Arrow {
             index,
             schema,
             takes,
@@ -284,8 +286,11 @@ impl ArrowBuilder {
             zeros,
             null_zero: self.null_zero,
             opened_bytes_max,
+            largest: (0, 0),
             name,
-        })
+        };
+        arrow.largest = arrow.find_largest()?;
+        Ok(arrow)
     }
 }
 
@@ -308,6 +313,25 @@ impl Arrow {
             Leaf::Bits => Some(mark::first_and_count(entry.crc).1 as u64),
             _ => Some(entry.len),
         }
+    }
+
+    /// The most bytes that are read for a sample, without the values in memory, and the sample.
+    fn find_largest(&self) -> Result<(u64, u64)> {
+        let mut largest = (0, 0);
+        if self.held.iter().all(Option::is_some) {
+            return Ok(largest);
+        }
+        let mut row = [None; FIELDS_MAX];
+        for sample in 0..self.index.len() {
+            self.index.row(sample, &mut row)?;
+            let read = (0..self.held.len()).filter(|field| self.held[*field].is_none());
+            let lens = read.filter_map(|field| Some(row[field]?.len));
+            let bytes = lens.sum();
+            if bytes > largest.0 {
+                largest = (bytes, sample);
+            }
+        }
+        Ok(largest)
     }
 
     fn fits(&self, field: usize, entry: Entry) -> bool {
@@ -372,6 +396,8 @@ impl Dataset for Arrow {
         let sizes = self.index.sizes();
         let held = self.held.iter().flatten().map(Held::heap).sum::<usize>();
         Sizes {
+            sample_bytes_max: self.largest.0,
+            largest_sample: (self.largest.0 > 0).then_some(self.largest.1),
             opened_bytes_max: self.opened_bytes_max,
             index_bytes: sizes.index_bytes + held,
             ..sizes
