@@ -10,6 +10,7 @@
 
 use super::methods::{self, FUNCTIONS};
 use super::python::str_of;
+use super::slices;
 use super::strings::Args;
 use super::syntax::{Apply, Arg, Compare, Expr, For, Literal, Macro, Name, Program, Stmt, Target};
 use super::value::{Dict, Key, Res, Value, raised, unsupported, wrong_types};
@@ -400,7 +401,7 @@ impl Eval<'_> {
                         .map(|expr| self.expr(expr, scope))
                         .transpose()?;
                 }
-                methods::slice(&value, bounds)?
+                slices::slice(&value, bounds)?
             }
             Expr::Not(of) => Value::Bool(!self.expr(of, scope)?.is_true()),
             Expr::Neg(of) => match self.expr(of, scope)? {
@@ -554,7 +555,7 @@ pub fn item(value: &Value, key: &Value) -> Res<Value> {
         return match value {
             Value::Dict(dict) => Ok(dict.get(&Key::Int(at)).cloned().unwrap_or(Value::Undefined)),
             Value::Markup(_) | Value::Range(..) => unsupported("an item of this value"),
-            _ => Ok(methods::element(value, at)),
+            _ => Ok(slices::element(value, at)),
         };
     }
     match (value, key.as_str()) {

@@ -2,7 +2,7 @@
 //!
 //! The names that are missing here are refused when the template is read.
 
-use super::eval::{Eval, index_of, item};
+use super::eval::{Eval, item};
 use super::python::{Json, str_of};
 use super::strings::{self, Args, needed, string};
 use super::value::{Dict, Fail, Key, Res, Value, raised, unsupported};
@@ -835,103 +835,4 @@ fn tojson(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
     let mut text = String::new();
     json.dump(&value, 0, &mut text)?;
     Ok(text.into())
-}
-
-/// Python's slice of a sequence.
-pub fn slice(value: &Value, [start, stop, step]: [Option<Value>; 3]) -> Res<Value> {
-    let step = match step {
-        None | Some(Value::None) => 1,
-        Some(step) => match step.as_int() {
-            Some(0) => return raised("slice step cannot be zero"),
-            Some(step) => step,
-            None => return raised("slice indices must be integers"),
-        },
-    };
-    let letters: Vec<char>;
-    let len = match value {
-        Value::Str(text) if text.is_ascii() => text.len(),
-        Value::Str(text) => {
-            letters = text.chars().collect();
-            return Ok(picked(letters.len(), start, stop, step)?
-                .map(|at| letters[at])
-                .collect::<String>()
-                .into());
-        }
-        Value::List(items) | Value::Tuple(items) => items.len(),
-        Value::Markup(_) | Value::Range(..) => {
-            return unsupported(format!("a slice of a value of type {}", value.kind()));
-        }
-        _ => {
-            return raised(format!(
-                "'{}' object is not subscriptable by a slice",
-                value.kind()
-            ));
-        }
-    };
-    let places = picked(len, start, stop, step)?;
-    Ok(match value {
-        Value::Str(text) => {
-            let bytes = text.as_bytes();
-            places
-                .map(|at| char::from(bytes[at]))
-                .collect::<String>()
-                .into()
-        }
-        Value::Tuple(items) => Value::tuple(places.map(|at| items[at].clone()).collect()),
-        Value::List(items) => Value::list(places.map(|at| items[at].clone()).collect()),
-        _ => return unsupported("a slice"),
-    })
-}
-
-/// The places of a slice in a sequence of `len` elements.
-fn picked(
-    len: usize,
-    start: Option<Value>,
-    stop: Option<Value>,
-    step: i64,
-) -> Res<impl Iterator<Item = usize>> {
-    let len = len as i64;
-    let bound = |value: Option<Value>, default: i64| match value {
-        None | Some(Value::None) => Ok(default),
-        Some(value) => match value.as_int() {
-            Some(at) => {
-                let at = if at < 0 { at.saturating_add(len) } else { at };
-                Ok(if step > 0 {
-                    at.clamp(0, len)
-                } else {
-                    at.clamp(-1, len - 1)
-                })
-            }
-            None => raised("slice indices must be integers"),
-        },
-    };
-    let (first, end) = if step > 0 { (0, len) } else { (len - 1, -1) };
-    let (start, stop) = (bound(start, first)?, bound(stop, end)?);
-    let mut at = start;
-    Ok(std::iter::from_fn(move || {
-        let inside = if step > 0 { at < stop } else { at > stop };
-        let this = at;
-        at = at.saturating_add(step);
-        inside.then_some(this as usize)
-    }))
-}
-
-/// `value[at]` for an integer.
-pub fn element(value: &Value, at: i64) -> Value {
-    match value {
-        Value::Str(text) => {
-            let count = if text.is_ascii() {
-                text.len()
-            } else {
-                text.chars().count()
-            };
-            let letter = index_of(at, count).and_then(|at| text.chars().nth(at));
-            letter.map_or(Value::Undefined, |letter| letter.to_string().into())
-        }
-        Value::List(items) | Value::Tuple(items) => {
-            let at = index_of(at, items.len());
-            at.map_or(Value::Undefined, |at| items[at].clone())
-        }
-        _ => Value::Undefined,
-    }
 }

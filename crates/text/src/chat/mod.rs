@@ -18,6 +18,7 @@ mod decode;
 mod eval;
 mod methods;
 mod python;
+mod slices;
 mod strings;
 mod syntax;
 mod value;
