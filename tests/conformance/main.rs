@@ -33,4 +33,6 @@ mod several;
 mod shards;
 mod tar;
 mod tfrecord;
+#[cfg(feature = "text")]
+mod token_files;
 mod tokens;

@@ -1,0 +1,29 @@
+//! From texts to token ids: what preparation and packing need to know of a tokenizer.
+
+use feedline_base::error::Result;
+
+/// Turns a text into token ids: a tokenizer with all its settings.
+pub trait ToIds: Send + Sync + 'static {
+    /// Appends the ids of `text` to `out`. The same text gives the same ids on any thread.
+    fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()>;
+
+    /// Number of ids: all are below it.
+    fn vocabulary(&self) -> u64;
+
+    /// Hash of everything that decides the ids; the same in every process and on every machine.
+    fn identity(&self) -> u64;
+}
+
+impl<T: ToIds + ?Sized> ToIds for std::sync::Arc<T> {
+    fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        (**self).ids(text, out)
+    }
+
+    fn vocabulary(&self) -> u64 {
+        (**self).vocabulary()
+    }
+
+    fn identity(&self) -> u64 {
+        (**self).identity()
+    }
+}
