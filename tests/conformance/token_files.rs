@@ -144,7 +144,7 @@ fn one_call_leaves_the_files_alone() {
     let [bin, _] = megatron(&texts, Some(END), 2);
     assert!(std::fs::read(dir.path("out/tokens.bin")).unwrap() == bin);
     let tokens = Tokens::builder(DType::U16)
-        .documents(END.into())
+        .separator(END.into())
         .open(dir.path("out/tokens.bin"));
     assert_eq!(tokens.unwrap().len(), 40 - finished.empty);
     must_say(
