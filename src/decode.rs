@@ -37,3 +37,6 @@ pub use feedline_core::decode::{Bytes, Ctx, Decoder, Each, Many, Raw, Scratch, S
 #[cfg(feature = "image")]
 #[doc(inline)]
 pub use feedline_image::{Filter, Image, Limits, PixelLayout};
+#[cfg(feature = "tokenizers")]
+#[doc(inline)]
+pub use feedline_text::{Tokenize, Tokenizer};

@@ -18,8 +18,12 @@
 )]
 
 mod jsonl;
+#[cfg(feature = "tokenizers")]
+mod tokens;
 
 pub use jsonl::{Jsonl, JsonlBuilder};
+#[cfg(feature = "tokenizers")]
+pub use tokens::{Tokenize, Tokenizer};
 
 #[cfg(feature = "unstable")]
 pub use jsonl::fuzz;
