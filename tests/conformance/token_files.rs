@@ -35,7 +35,7 @@ const END: u32 = 256;
 /// Lines in two files; every seventh text is empty. Returns the texts.
 fn corpus(dir: &Dir, lines: usize) -> Vec<String> {
     let texts: Vec<String> = (0..lines)
-        .map(|line| "añ€ ".repeat(line % 7) + &"x".repeat(line % 7 * line))
+        .map(|line| "añ€ ".repeat(line % 7) + &"x".repeat(line % 7 * (line % 50)))
         .collect();
     for (file, some) in texts.chunks(lines.div_ceil(2)).enumerate() {
         let lines = some
@@ -167,15 +167,19 @@ fn refused_texts_are_counted_by_reason_and_listed() {
         b"{\"text\": \"\"}",
     ];
     let mut bytes = lines.join(&b'\n');
-    bytes.push(b'\n');
+    bytes.extend(b"\n{\"text\": \"the file ends here");
     let path = dir.write("in/a.jsonl", &bytes);
-    let dataset = Jsonl::builder().text("text").open(&path).unwrap();
+    let dataset = Jsonl::builder()
+        .text("text")
+        .skip_damage(true)
+        .open(&path)
+        .unwrap();
     let files = TokenFiles::new("text");
     let error = write(&files, &dataset, &dir.path("strict")).unwrap_err();
     assert_eq!(error.site().path.as_deref(), Some(&*path), "{error}");
     must_say(Err::<(), _>(error), "line 2");
     for (tasks, to) in [(1, "one"), (8, "eight")] {
-        let files = files.clone().skip_damaged(true);
+        let files = files.clone().skip_damaged(true).left_out(dataset.damage());
         let plan = files.plan(&dataset, &SHORT, dir.path(to), tasks).unwrap();
         plan.run_tokens(&dataset, &SHORT, &Tasks::all(), 2, &Stop::new(), |_| {})
             .unwrap();
@@ -188,6 +192,7 @@ fn refused_texts_are_counted_by_reason_and_listed() {
         let expected = [
             ("a list, one object a line expected", 1),
             ("a number where a string is expected", 1),
+            ("cut", 1),
             ("not UTF-8", 1),
             ("text is missing", 1),
             ("text is null", 1),
@@ -196,12 +201,12 @@ fn refused_texts_are_counted_by_reason_and_listed() {
         assert_eq!(refused, expected);
         assert_eq!(
             (finished.samples, finished.empty, finished.damaged),
-            (2, 1, 6)
+            (2, 1, 7)
         );
         let ledger = std::fs::read_to_string(dir.path(to).join("damaged.tsv")).unwrap();
-        assert_eq!(ledger.lines().count(), 7);
+        assert_eq!(ledger.lines().count(), 8);
         assert!(
-            ledger.lines().nth(4).unwrap().contains("line 5"),
+            ledger.lines().nth(5).unwrap().contains("line 5"),
             "{ledger}"
         );
     }

@@ -1,5 +1,8 @@
 //! Settings of token files, made from the texts of a dataset, and their names.
 
+use super::output::{escaped, ledger_line};
+use feedline_base::error::{Error, ErrorKind, Stage};
+use feedline_core::dataset::Damage;
 use feedline_core::tensor::DType;
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +52,8 @@ pub(super) struct TokenSettings {
     pub(super) dataset: u64,
     /// Number of samples or, if there are chunks, of chunks.
     pub(super) units: u64,
+    /// What the index left out: the line of the ledger, the reason, and the number of texts.
+    pub(super) left_out: Vec<(String, String, u64)>,
     /// What the program that made the plan wants to keep.
     pub(super) kept: String,
     /// A task without refused texts has the same output either way, so a plan stores this in its
@@ -70,6 +75,7 @@ impl TokenFiles {
                 tokenizer: 0,
                 dataset: 0,
                 units: 0,
+                left_out: Vec::new(),
                 kept: String::new(),
                 skip_damaged: false,
             },
@@ -96,6 +102,24 @@ impl TokenFiles {
     #[must_use]
     pub fn skip_damaged(mut self, skip: bool) -> Self {
         self.settings.skip_damaged = skip;
+        self
+    }
+
+    /// Counts and lists also these places, which the dataset's index left out, such as the half line
+    /// at the end of a file.
+    #[must_use]
+    pub fn left_out(mut self, damage: &[Damage]) -> Self {
+        let line = |damage: &Damage| {
+            let message = format!("{}: {}", damage.kind.as_str(), damage.message);
+            let error = Error::new(ErrorKind::Decode, Stage::Index, message)
+                .with_path(&damage.path)
+                .with_range(damage.offset, damage.len);
+            ledger_line(&escaped(&damage.path), &error)
+        };
+        self.settings.left_out = damage
+            .iter()
+            .map(|damage| (line(damage), damage.kind.as_str().into(), damage.samples))
+            .collect();
         self
     }
 

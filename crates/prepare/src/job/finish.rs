@@ -128,6 +128,10 @@ impl Plan {
         }
         self.clean(shards)?;
         if let Work::Tokens(settings) = &self.head.work {
+            for (_, reason, texts) in &settings.left_out {
+                finished.damaged += texts;
+                *finished.refused.entry(reason.clone()).or_default() += texts;
+            }
             tokens::join(self, settings, &finished)?;
         } else if finished.samples > 0 {
             finished.index = self.index()?;
@@ -255,6 +259,10 @@ impl Plan {
                 output::append_line(&mut ledger, &ledger_at, LEDGER_HEADING, line)
             }
         };
+        if let Work::Tokens(settings) = &self.head.work {
+            let mut lines = settings.left_out.iter();
+            lines.try_for_each(|(line, ..)| add(RecordList::Ledger, line))?;
+        }
         for task in 0..self.tasks() {
             let done = self.done(task)?;
             record::each_line(&self.record(task), &done, &mut add)?;

@@ -24,6 +24,7 @@ use feedline_core::dataset::{Dataset, Parts, chunks, kept, no_field, unordered};
 use feedline_core::decode::ToIds;
 use feedline_core::storage::Blob;
 use feedline_core::storage::publish::Pending;
+use feedline_core::tensor::Encoding;
 use rayon::prelude::*;
 use std::io::Write;
 use std::ops::{ControlFlow, Range};
@@ -221,11 +222,10 @@ fn number_of(dataset: &dyn Dataset, field: &str) -> Result<usize> {
         .iter()
         .position(|known| known.name == field)
         .ok_or_else(|| bad(no_field(schema, field)))?;
-    match schema[number].as_raw() {
-        None => Ok(number),
-        Some(_) => Err(bad(format!(
-            "field `{field}` is {}; a text is expected",
-            schema[number].encoding
+    match &schema[number].encoding {
+        Encoding::Bytes => Ok(number),
+        other => Err(bad(format!(
+            "field `{field}` is {other}; a text is expected"
         ))),
     }
 }

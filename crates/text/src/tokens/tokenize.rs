@@ -9,7 +9,8 @@
 
 use super::Tokenizer;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
-use feedline_core::decode::{Ctx, Decoder};
+use feedline_core::dataset::Digest;
+use feedline_core::decode::{Ctx, Decoder, ToIds};
 use feedline_core::memory::Row;
 use feedline_core::tensor::{DType, Element, EncodedField, Encoding, Field};
 use tokenizers::TruncationDirection;
@@ -165,5 +166,42 @@ impl Decoder for Tokenize {
             None => self.tokenizer.encoding(text, self.special),
         }?;
         put_ids(encoding.get_ids(), ctx.fields().start, out)
+    }
+}
+
+/// The ids of the decoder's rows.
+impl ToIds for Tokenize {
+    fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        let encoding = match self.cut {
+            Some(side) => self.tokenizer.cut(text, self.special, self.max, side),
+            None => self.tokenizer.encoding(text, self.special),
+        }?;
+        let ids = encoding.get_ids();
+        if ids.len() > self.max {
+            let message = format!("{} tokens, at most {} expected", ids.len(), self.max);
+            return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
+        }
+        out.extend_from_slice(ids);
+        Ok(())
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.tokenizer.vocabulary()
+    }
+
+    fn identity(&self) -> u64 {
+        let cut = match self.cut {
+            None => 0,
+            Some(TruncationDirection::Right) => 1,
+            Some(TruncationDirection::Left) => 2,
+        };
+        Digest::new("tokenize")
+            .words(&[
+                self.tokenizer.digest(),
+                self.max as u64,
+                self.special.into(),
+                cut,
+            ])
+            .end()
     }
 }
