@@ -35,4 +35,6 @@ mod tar;
 mod tfrecord;
 #[cfg(feature = "text")]
 mod token_files;
+#[cfg(feature = "text")]
+mod tokenized;
 mod tokens;

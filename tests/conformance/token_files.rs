@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 /// A token for each byte.
-struct Letters(u64);
+pub struct Letters(pub u64);
 
 impl ToIds for Letters {
     fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {

@@ -10,6 +10,11 @@ pub trait ToIds: Send + Sync + 'static {
     /// Number of ids: all are below it.
     fn vocabulary(&self) -> u64;
 
+    /// Maximum number of ids of a text.
+    fn most(&self) -> usize {
+        usize::MAX
+    }
+
     /// Hash of everything that decides the ids; the same in every process and on every machine.
     fn identity(&self) -> u64;
 }
@@ -21,6 +26,10 @@ impl<T: ToIds + ?Sized> ToIds for std::sync::Arc<T> {
 
     fn vocabulary(&self) -> u64 {
         (**self).vocabulary()
+    }
+
+    fn most(&self) -> usize {
+        (**self).most()
     }
 
     fn identity(&self) -> u64 {

@@ -189,6 +189,10 @@ impl ToIds for Tokenize {
         self.tokenizer.vocabulary()
     }
 
+    fn most(&self) -> usize {
+        self.max
+    }
+
     fn identity(&self) -> u64 {
         let cut = match self.cut {
             None => 0,
