@@ -82,9 +82,8 @@ impl Kept {
         Ok((Box::new(lines), damage))
     }
 
-    fn tokenize(&self) -> feedline::Result<Tokenize> {
-        let tokenizer = Tokenizer::open(&self.tokenizer)?;
-        Ok(Tokenize::new(tokenizer, usize::MAX).special_tokens(self.special_tokens))
+    fn tokenize(&self, tokenizer: Tokenizer) -> Tokenize {
+        Tokenize::new(tokenizer, usize::MAX).special_tokens(self.special_tokens)
     }
 }
 
@@ -102,7 +101,7 @@ pub fn tokens(args: &TokensArgs) -> Result<ExitCode, Box<dyn Error>> {
         skip_damaged: args.skip_damaged,
     };
     let (texts, damage) = kept.texts()?;
-    let ids = kept.tokenize()?;
+    let tokenizer = Tokenizer::open(&kept.tokenizer)?;
     let files = TokenFiles::new(&args.text)
         .flat(args.flat)
         .skip_damaged(args.skip_damaged)
@@ -111,12 +110,13 @@ pub fn tokens(args: &TokensArgs) -> Result<ExitCode, Box<dyn Error>> {
     let files = match &args.append_eod {
         None => files,
         Some(token) => {
-            let id = Tokenizer::open(&kept.tokenizer)?.id_of(token);
+            let id = tokenizer.id_of(token);
             files.end(
                 id.ok_or_else(|| format!("--append-eod: the tokenizer has no token {token:?}"))?,
             )
         }
     };
+    let ids = kept.tokenize(tokenizer);
     if let Some(tasks) = args.tasks {
         let plan = files.plan(&*texts, &ids, &args.output, tasks)?;
         job::tell!(
@@ -157,6 +157,7 @@ pub fn tokens(args: &TokensArgs) -> Result<ExitCode, Box<dyn Error>> {
 pub fn run(plan: &Plan, args: &RunArgs) -> Result<ExitCode, Box<dyn Error>> {
     let kept: Kept = serde_json::from_str(plan.settings().unwrap_or_default())?;
     let (texts, _) = kept.texts()?;
+    let ids = kept.tokenize(Tokenizer::open(&kept.tokenizer)?);
     let workers = args.workers.map_or(0, NonZeroUsize::get);
     let stop = job::stop()?;
     let tasks = args.choice.tasks()?;
