@@ -39,4 +39,4 @@ pub use feedline_core::decode::{Bytes, Ctx, Decoder, Each, Many, Raw, Scratch, S
 pub use feedline_image::{Filter, Image, Limits, PixelLayout};
 #[cfg(feature = "tokenizers")]
 #[doc(inline)]
-pub use feedline_text::{Tokenize, Tokenizer};
+pub use feedline_text::{Chat, ChatTemplate, Tokenize, Tokenizer};

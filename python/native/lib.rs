@@ -34,6 +34,7 @@ mod python;
 mod source;
 mod stream;
 mod tensor;
+mod texts;
 mod xla;
 
 use pyo3::exceptions::PyImportError;

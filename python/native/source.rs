@@ -4,6 +4,7 @@ use crate::error::{config, exception};
 use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
+use crate::texts::Texts;
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, FileColumn, FileValues, Images, Jsonl, Mds, Megatron, Missing,
     Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records, SafeTensors, Table, Tar, TarBuilder,
@@ -66,6 +67,7 @@ pub struct Source {
     missing: Option<String>,
     join_columns: Option<Vec<String>>,
     table: Option<TableFiles>,
+    texts: Option<Texts>,
 }
 
 /// Files of a table, of which another library has read the log.
@@ -412,6 +414,7 @@ impl Source {
                 .take::<Py<PyDict>>("table")?
                 .map(|table| TableFiles::of(table.bind(given.py())))
                 .transpose()?,
+            texts: Texts::of(given)?,
         })
     }
 
@@ -449,9 +452,17 @@ impl Source {
                 names.join(", ")
             )));
         }
-        schema.into_iter().enumerate().try_fold(
-            Loader::builder(dataset.clone()),
-            |builder, (number, field)| {
+        let mut builder = Loader::builder(dataset.clone());
+        let mut tokenized = Vec::new();
+        if let Some(texts) = &self.texts {
+            tokenized = texts.columns(&schema)?;
+            builder = texts.decode(&tokenized, builder)?;
+        }
+        schema
+            .iter()
+            .enumerate()
+            .filter(|(_, field)| !tokenized.contains(&field.name.as_str()))
+            .try_fold(builder, |builder, (number, field)| {
                 if let Some((function, declared)) =
                     self.decoders.iter().find(|(_, of)| of.0 == field.name)
                 {
@@ -501,8 +512,7 @@ impl Source {
                     } if narrow => builder.decode_field(&field.name, Narrow),
                     _ => builder,
                 })
-            },
-        )
+            })
     }
 
     /// How to say which column has the pictures, where the source has such a setting.
@@ -925,7 +935,7 @@ impl Source {
                 )));
             }
         }
-        let given: [Owned<'_>; 22] = [
+        let given: [Owned<'_>; 23] = [
             ("join", self.join.is_some(), &["images", "tar"]),
             ("record_bytes", self.record_bytes.is_some(), &["records"]),
             ("token", self.token.is_some(), &["tokens"]),
@@ -986,6 +996,7 @@ impl Source {
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
             ("table", self.table.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
+            ("tokenizer", self.texts.is_some(), &["jsonl", "parquet"]),
         ];
         let index: Owned<'_> = (
             "index_file",
@@ -1096,7 +1107,12 @@ impl Source {
         if let Some(file) = &self.index_file {
             builder = builder.index_file(file);
         }
-        let columns = self.columns.as_deref().unwrap_or_default();
+        let text = ["text:bytes".to_string()];
+        let columns = match (&self.columns, &self.texts) {
+            (Some(columns), _) => columns.as_slice(),
+            (None, Some(texts)) if !texts.is_chat() => &text,
+            (None, _) => &[],
+        };
         columns.iter().try_fold(builder, |builder, column| {
             let (path, kind) = column.split_at(name_end(column));
             Ok(match (kind, self.elements(path, false)) {

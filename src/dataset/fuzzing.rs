@@ -84,6 +84,12 @@ pub fn json(line: &[u8], path: &str) -> Option<(bool, Option<Vec<u8>>)> {
     feedline_text::fuzz(line, path)
 }
 
+/// Renders a conversation by a template. True if there is a text.
+#[cfg(feature = "tokenizers")]
+pub fn chat(source: &str, conversation: &[u8]) -> bool {
+    feedline_text::fuzz_chat(source, conversation)
+}
+
 /// Number of formats whose header parser accepts these bytes.
 pub fn headers(bytes: &[u8]) -> usize {
     let blob = Blob::memory(Bytes::copy_from_slice(bytes));

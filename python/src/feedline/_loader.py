@@ -72,6 +72,19 @@ class Packed(TypedDict, total=False):
     missing. With `checked` they are verified then. A state of a run without it does not fit."""
 
 
+class Chat(TypedDict, total=False):
+    """How conversations become texts."""
+
+    template: str | None
+    """The name of one of the folder's templates, or a file NAME.jinja. By default the folder's only one, or "default"."""
+    variables: Mapping[str, Any] | None
+    """Further variables of the template, as keyword arguments of `apply_chat_template`: {"enable_thinking": False}."""
+    today: str | None
+    """The day "2026-11-30" that templates with `strftime_now` print."""
+    generation_prompt: bool | None
+    """True: the text ends with the beginning of an answer, as by add_generation_prompt."""
+
+
 class Settings(TypedDict, total=False):
     """Settings of every loader, beside those of its source. None is the default of each."""
 
@@ -287,7 +300,29 @@ class Source(Settings, Pictures, total=False):
     """The columns of the joined table, by default all; of joined shards the endings, as `columns` of `webdataset`."""
 
 
-class Columns(Source, total=False):
+class Texts(Source, total=False):
+    """Settings of a source with columns of texts."""
+
+    tokenizer: Path | None
+    """Tokenizes texts while they are loaded: a tokenizer.json, or the folder of a model. The batch has `input_ids` (int32), padded by
+    zeros, with their numbers in input_ids.lens. Ids are those of `tokenizers` and `transformers`."""
+    max_length: int | None
+    """With `tokenizer`: the most tokens of a row."""
+    truncation: Literal["right", "left"] | None
+    """The side from which a longer text loses tokens. None: it is an error of its sample."""
+    special_tokens: bool | None
+    """False leaves out the special tokens around each text."""
+    texts: Sequence[str] | None
+    """The columns of texts, if there are several: ["chosen", "rejected"] gives chosen_input_ids and rejected_input_ids."""
+    text_max: int | None
+    """The most bytes of a text; 2 MiB by default. Each worker may need 256 times as much memory: a smaller budget allows less."""
+    chat: bool | str | Chat | None
+    """Rows are conversations in JSON: messages, or an object with `messages`, and perhaps `tools`, `documents` and
+    `chat_template_kwargs`. True: by the chat template of the folder; a name or NAME.jinja: by this one. If it has
+    {% generation %}, the batch has `loss` (uint8), too: 1 for tokens of the assistant."""
+
+
+class Columns(Texts, total=False):
     """Settings of Delta and Iceberg tables: those of `Loader.parquet`."""
 
     columns: Sequence[str] | None
@@ -1150,7 +1185,7 @@ class Loader(_Native, Generic[Out]):
         stack: str | None = None,
         up_to: int | Mapping[str, int] | None = None,
         null_zero: bool | None = None,
-        **settings: Unpack[Source],
+        **settings: Unpack[Texts],
     ) -> Self:
         """Parquet files. `stack` joins the columns into one field; `null_zero`: nulls are 0 or empty.
 
@@ -1226,7 +1261,7 @@ class Loader(_Native, Generic[Out]):
         up_to: int | Mapping[str, int] | None = None,
         missing_zero: bool | None = None,
         index_file: Path | None = None,
-        **settings: Unpack[Source],
+        **settings: Unpack[Texts],
     ) -> Self:
         """JSON lines: one object a line, in plain files, or in gzip or zstd files (.gz, .zst). Without `columns` the field
         `line` has each line as it is stored.
@@ -1239,6 +1274,8 @@ class Loader(_Native, Generic[Out]):
 
         `missing_zero`: values that are missing or null are zeros, or of length 0. An index of the lines is kept beside each
         file (NAME.fdx), or in `index_file`. Plain files are read in any order; compressed ones in chunks.
+
+        With `tokenizer` the column is "text:bytes" by default, and with `chat` the whole line.
         """
         own: dict[str, Any] = {"columns": columns, "elements": elements, "up_to": up_to}
         own |= {"missing_zero": missing_zero, "index_file": index_file}

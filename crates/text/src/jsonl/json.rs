@@ -62,16 +62,16 @@ pub fn check(line: &[u8]) -> Result<()> {
         }
     }
     walk.value()?;
-    walk.space();
-    if walk.at < line.len() {
-        let what = format!("the object is followed by {}", found(line, walk.at));
-        return Err(bad(walk.at, what));
-    }
-    // What is not ASCII may stand only in strings, so this comes last: its error is the clearest.
-    std::str::from_utf8(line).map(|_| ()).map_err(|error| {
-        let at = error.valid_up_to();
-        bad(at, format!("not UTF-8: {}", found(line, at)))
-    })
+    walk.end("the object")
+}
+
+/// Checks that the text is one value and nothing else. Errors: those of [`check`], but any value
+/// will do.
+#[cfg(feature = "tokenizers")]
+pub fn check_value(text: &[u8]) -> Result<()> {
+    let mut walk = Walk { line: text, at: 0 };
+    walk.value()?;
+    walk.end("the value")
 }
 
 /// The kind of the value at `at`, for people.
@@ -99,6 +99,21 @@ impl Walk<'_> {
     #[inline]
     fn space(&mut self) {
         self.at = after_space(self.line, self.at);
+    }
+
+    /// Checks that nothing follows, and that all is UTF-8.
+    fn end(&mut self, what: &str) -> Result<()> {
+        self.space();
+        let line = self.line;
+        if self.at < line.len() {
+            let what = format!("{what} is followed by {}", found(line, self.at));
+            return Err(bad(self.at, what));
+        }
+        // What is not ASCII may stand only in strings, so this comes last: its error is the clearest.
+        std::str::from_utf8(line).map(|_| ()).map_err(|error| {
+            let at = error.valid_up_to();
+            bad(at, format!("not UTF-8: {}", found(line, at)))
+        })
     }
 
     /// Checks the value that begins here.

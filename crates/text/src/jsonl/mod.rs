@@ -20,7 +20,7 @@
 //! it is one object and UTF-8, whatever its fields are; of equal keys the last counts, as in
 //! Python's `json`; a compressed chunk gives exactly the rows of its index, or an error.
 
-mod json;
+pub(crate) mod json;
 mod path;
 mod unpack;
 mod value;

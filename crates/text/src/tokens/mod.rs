@@ -14,19 +14,21 @@
 //! Invariants: equal texts have equal ids on every thread; an id is below
 //! [`Tokenizer::vocabulary`].
 
+pub(crate) mod folder;
 mod tokenize;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::tokenize::Tokenize;
+pub(crate) use self::tokenize::{MEMORY, TEXT_MAX, check_dtype, check_text, put_ids};
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
 use feedline_core::dataset::Digest;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokenizers::{Encoding, ModelWrapper, PostProcessor, TruncationDirection};
+use tokenizers::{AddedToken, Encoding, ModelWrapper, PostProcessor, TruncationDirection};
 
 /// Maximum bytes of a `tokenizer.json`.
 const FILE_MAX: u64 = 512 << 20;
@@ -61,7 +63,8 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Opens a `tokenizer.json`, or the one in a model's folder.
+    /// Opens a `tokenizer.json`, or the one in a model's folder with the tokens that its
+    /// `tokenizer_config.json` adds.
     ///
     /// Errors: no such file; [`ErrorKind::Decode`] for a file that is no tokenizer;
     /// [`ErrorKind::Config`] for one with dropout.
@@ -72,15 +75,16 @@ impl Tokenizer {
             false => path.to_path_buf(),
         };
         let json = read(&file, FILE_MAX)?;
-        Self::parse(&json, file.clone()).map_err(|error| error.with_path(&file))
+        let folder = path.is_dir().then_some(path);
+        Self::parse(&json, &file, folder).map_err(|error| error.with_path(&file))
     }
 
     /// Opens the bytes of a `tokenizer.json`. Errors: as [`open`](Self::open).
     pub fn from_bytes(json: impl AsRef<[u8]>) -> Result<Self> {
-        Self::parse(json.as_ref(), PathBuf::from("<memory>"))
+        Self::parse(json.as_ref(), Path::new("<memory>"), None)
     }
 
-    fn parse(json: &[u8], path: PathBuf) -> Result<Self> {
+    fn parse(json: &[u8], path: &Path, folder: Option<&Path>) -> Result<Self> {
         let mut inner = guarded("a tokenizer", Stage::Build, || {
             tokenizers::Tokenizer::from_bytes(json).map_err(|error| {
                 let message = format!("not a tokenizer.json: {error}");
@@ -93,6 +97,16 @@ impl Tokenizer {
             let message = format!("the model has dropout {dropout}, so its ids are random");
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
+        let mut digest = Digest::new("tokenizer").bytes(json);
+        if let Some(folder) = folder {
+            let known: Vec<AddedToken> = inner.get_added_tokens_decoder().into_values().collect();
+            let added = folder::added_tokens(folder, &known)?;
+            for token in &added {
+                digest = digest.bytes(token.content.as_bytes());
+                digest = digest.words(&folder::flags(token).map(u64::from));
+            }
+            inner.add_tokens(added).map_err(refused)?;
+        }
         inner.with_padding(None);
         inner.with_truncation(None).expect("none is always legal");
         let ids = inner.get_vocab(true);
@@ -104,9 +118,9 @@ impl Tokenizer {
         let around = inner.get_post_processor();
         Ok(Self(Arc::new(Opened {
             around: around.map_or(0, |processor| processor.added_tokens(false)),
-            digest: Digest::new("tokenizer").bytes(json).end(),
+            digest: digest.end(),
             inner,
-            path,
+            path: path.to_path_buf(),
             vocabulary,
             special,
         })))
@@ -136,7 +150,8 @@ impl Tokenizer {
         self.0.inner.token_to_id(token)
     }
 
-    /// A number for the file's bytes, the same on all machines: equal numbers mean equal ids.
+    /// A number for the file and the tokens added to it, the same on all machines: equal numbers
+    /// mean equal ids.
     pub fn digest(&self) -> u64 {
         self.0.digest
     }
@@ -148,7 +163,16 @@ impl Tokenizer {
 
     fn encoding(&self, text: &str, special: bool) -> Result<Encoding> {
         let encoding = self.0.inner.encode_fast(text, special);
-        encoding.map_err(|error| Error::decode(format!("the tokenizer refused the text: {error}")))
+        encoding.map_err(refused)
+    }
+
+    /// The ids of a text, with the characters of each if `spans` is `true`.
+    pub(crate) fn spans(&self, text: &str, spans: bool) -> Result<Encoding> {
+        if !spans {
+            return self.encoding(text, false);
+        }
+        let encoding = self.0.inner.encode_char_offsets(text, false);
+        encoding.map_err(refused)
     }
 
     /// The ids of a text cut to `max` tokens, its special tokens among them.
@@ -166,12 +190,16 @@ impl Tokenizer {
             return Ok(encoding);
         }
         let encoding = self.0.inner.post_process(encoding, None, true);
-        encoding.map_err(|error| Error::decode(format!("the tokenizer refused the text: {error}")))
+        encoding.map_err(refused)
     }
 }
 
+fn refused(error: tokenizers::Error) -> Error {
+    Error::decode(format!("the tokenizer refused the text: {error}"))
+}
+
 /// Reads a small file whole.
-fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
+pub(crate) fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
     let failed = |error| Error::os(Stage::Build, "cannot read it", error).with_path(path);
     let len = std::fs::metadata(path).map_err(failed)?.len();
     if len > max {

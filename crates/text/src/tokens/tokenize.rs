@@ -4,7 +4,7 @@
 //! text of a field ──encode──► ids ──in range?──► row of `input_ids`: │ ids │ zeros │   len: ids
 //! ```
 //!
-//! Invariants: no copy of the ids but into the row; an id that the dtype
+//! Limits: [`Tokenize::text_max`]. Invariants: no copy of the ids but into the row; an id that the dtype
 //! cannot hold is refused when the loader is built.
 
 use super::Tokenizer;
@@ -35,7 +35,15 @@ pub struct Tokenize {
     dtype: DType,
     special: bool,
     cut: Option<TruncationDirection>,
+    text_max: usize,
 }
+
+/// Default of `text_max`.
+pub(crate) const TEXT_MAX: usize = 2 << 20;
+
+/// Bytes of memory that the library takes for each byte of a text: offsets of all bytes, words and
+/// tokens. At most 250 were measured.
+pub(crate) const MEMORY: usize = 256;
 
 impl Tokenize {
     /// Rows of up to `max` tokens.
@@ -47,6 +55,7 @@ impl Tokenize {
             dtype: DType::I32,
             special: true,
             cut: None,
+            text_max: TEXT_MAX,
         }
     }
 
@@ -79,6 +88,14 @@ impl Tokenize {
         self
     }
 
+    /// Maximum bytes of a text; 2 MiB by default. Each worker may need 256 times as much memory, so
+    /// that a tight memory budget allows less.
+    #[must_use]
+    pub fn text_max(mut self, bytes: usize) -> Self {
+        self.text_max = bytes;
+        self
+    }
+
     /// The name of the output field instead of `input_ids`.
     #[must_use]
     pub fn named(mut self, name: impl Into<String>) -> Self {
@@ -88,7 +105,7 @@ impl Tokenize {
 }
 
 /// Refuses a dtype that cannot hold all ids.
-pub(super) fn check_dtype(tokenizer: &Tokenizer, dtype: DType) -> Result<()> {
+pub(crate) fn check_dtype(tokenizer: &Tokenizer, dtype: DType) -> Result<()> {
     let end = match dtype {
         DType::U16 => 1 << 16,
         DType::I32 => 1 << 31,
@@ -107,7 +124,7 @@ pub(super) fn check_dtype(tokenizer: &Tokenizer, dtype: DType) -> Result<()> {
 }
 
 /// Writes ids that fit the dtype by `check_dtype`.
-pub(super) fn put_ids(ids: &[u32], field: usize, out: &mut Row<'_>) -> Result<()> {
+pub(crate) fn put_ids(ids: &[u32], field: usize, out: &mut Row<'_>) -> Result<()> {
     match out.spec().fields()[field].dtype() {
         DType::U16 => put(ids, |id| id as u16, field, out)?,
         DType::U32 => put(ids, |id| id, field, out)?,
@@ -131,8 +148,20 @@ fn put<T: Element>(
     Ok(())
 }
 
+/// Refuses a text for which the library may need more memory than `limit`.
+pub(crate) fn check_text(text: &str, limit: usize) -> Result<()> {
+    let (len, most) = (text.len(), limit / MEMORY);
+    if len > most {
+        let message = format!(
+            "a text of {len} bytes, the limit is {most}: raise text_max or the memory budget"
+        );
+        return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
+    }
+    Ok(())
+}
+
 /// The text of a field.
-pub(super) fn text(input: &[u8]) -> Result<&str> {
+fn text(input: &[u8]) -> Result<&str> {
     std::str::from_utf8(input).map_err(|error| {
         let at = error.valid_up_to();
         Error::decode(format!("not UTF-8 at byte {at} of the text")).with_source(error)
@@ -159,8 +188,13 @@ impl Decoder for Tokenize {
         Ok(vec![Field::up_to(&self.name, self.dtype, *max)])
     }
 
+    fn scratch_bytes(&self) -> usize {
+        self.text_max.saturating_mul(MEMORY)
+    }
+
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let text = text(input)?;
+        check_text(text, self.scratch_bytes().min(ctx.scratch_limit()))?;
         let encoding = match self.cut {
             Some(side) => self.tokenizer.cut(text, self.special, self.max, side),
             None => self.tokenizer.encoding(text, self.special),

@@ -1,0 +1,250 @@
+//! Conversations to tokens: chat templates in Jinja, as `transformers` renders them.
+//!
+//! ```text
+//! {"messages": […], "tools": […]} ──JSON──► values ──template──► text + ranges of {% generation %}
+//!     ──tokenizer──► ids ──► `input_ids`;   their characters inside the ranges ──► `loss`
+//! ```
+//!
+//! A template is read by the parser of `minijinja` and run over values that print, compare and look up as Python's do
+//! (`value`, `python`, `methods`). What is missing here is refused by name: a text is as Jinja2
+//! renders it, or an error.
+//!
+//! Limits: JSON of 128 levels; a text of 64 MiB; 60 macros inside each other; integers of 64 bits. Invariants: the text
+//! depends on the conversation and the settings alone, so `strftime_now` needs a day.
+
+mod data;
+mod day;
+mod decode;
+mod eval;
+mod methods;
+mod python;
+mod strings;
+mod syntax;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::decode::Chat;
+
+use self::eval::{Day, Rendered, render};
+use self::syntax::Program;
+use self::value::{Dict, Fail, Key, Value};
+use crate::tokens::folder;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A chat template, and the special tokens that it may name. A clone costs nothing.
+///
+/// ```
+/// # use feedline_text::ChatTemplate;
+/// let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ eos_token }}";
+/// let template = ChatTemplate::new(source, [("eos_token", "</s>")])?;
+/// assert!(!template.marks_generation());
+/// # Ok::<(), feedline_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ChatTemplate(Arc<Opened>);
+
+struct Opened {
+    program: Program,
+    /// Special tokens: `bos_token` and the like.
+    special: Vec<(String, Arc<str>)>,
+}
+
+/// What a template gets beside the conversation.
+#[derive(Clone, Default)]
+struct Settings {
+    generation_prompt: bool,
+    day: Option<Day>,
+    /// JSON of an object: further variables.
+    variables: Option<Arc<[u8]>>,
+}
+
+impl ChatTemplate {
+    /// Reads a template.
+    ///
+    /// Errors: [`ErrorKind::Config`] for what Jinja2 would refuse, and for what is not rendered
+    /// here, by name and line.
+    pub fn new<'a>(
+        source: &str,
+        special: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self> {
+        let program = syntax::compile(source).map_err(|what| {
+            let message = format!("a chat template that is not rendered as Jinja2 does: {what}");
+            Error::new(ErrorKind::Config, Stage::Build, message)
+        })?;
+        let special = special.into_iter();
+        let special = special.map(|(name, token)| (name.into(), token.into()));
+        Ok(Self(Arc::new(Opened {
+            program,
+            special: special.collect(),
+        })))
+    }
+
+    /// Reads the template of a model's folder as `transformers` does: `chat_template.jinja`,
+    /// `additional_chat_templates` or `tokenizer_config.json`. `name` is one of several templates;
+    /// `None` is the only one or `default`.
+    ///
+    /// Errors: no template, or none of that name; those of [`new`](Self::new).
+    pub fn open(folder: impl AsRef<Path>, name: Option<&str>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let (source, special) = folder::template(folder, name)?;
+        let special = special.iter();
+        let special = special.map(|(name, token)| (name.as_str(), token.as_str()));
+        Self::new(&source, special).map_err(|error| error.with_path(folder))
+    }
+
+    /// Reads a template in a file, with the special tokens of a model's folder.
+    ///
+    /// Errors: no such file; those of [`new`](Self::new).
+    pub fn open_file(file: impl AsRef<Path>, folder: impl AsRef<Path>) -> Result<Self> {
+        let file = file.as_ref();
+        let (source, special) = folder::template_file(file, folder.as_ref())?;
+        let special = special.iter();
+        let special = special.map(|(name, token)| (name.as_str(), token.as_str()));
+        Self::new(&source, special).map_err(|error| error.with_path(file))
+    }
+
+    /// Whether it marks what the assistant says by `{% generation %}`.
+    pub fn marks_generation(&self) -> bool {
+        self.0.program.generates
+    }
+
+    fn rendered(&self, conversation: &[u8], settings: &Settings) -> Result<Rendered> {
+        let chat = Conversation::parse(conversation)?;
+        let given = match &settings.variables {
+            Some(json) => data::parse(json)?,
+            None => Value::None,
+        };
+        let special = self.0.special.iter();
+        let special = special.map(|(name, token)| (name.as_str(), Value::Str(token.clone())));
+        // The later of equal names counts.
+        let variables = special
+            .chain(members(&given))
+            .chain(members(&chat.variables))
+            .chain([
+                ("messages", chat.messages),
+                ("tools", chat.tools),
+                ("documents", chat.documents),
+                (
+                    "add_generation_prompt",
+                    Value::Bool(settings.generation_prompt),
+                ),
+            ]);
+        let rendered = render(&self.0.program, variables, settings.day);
+        rendered.map_err(|fail| match fail {
+            Fail::Raised(what) => Error::decode(format!("the chat template raised: {what}")),
+            Fail::Unsupported(what) => {
+                let message =
+                    format!("the chat template needs what is not rendered as Jinja2 does: {what}");
+                Error::new(ErrorKind::Config, Stage::Decode, message)
+            }
+        })
+    }
+}
+
+fn members(value: &Value) -> impl Iterator<Item = (&str, Value)> {
+    let dict = match value {
+        Value::Dict(dict) => Some(&**dict),
+        _ => None,
+    };
+    let members = dict.into_iter().flatten();
+    members.filter_map(|(key, value)| match key {
+        Key::Str(name) => Some((&**name, value.clone())),
+        Key::Int(_) => None,
+    })
+}
+
+/// The names under which a message has its reasoning.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A conversation as `transformers` hands it to a template.
+struct Conversation {
+    messages: Value,
+    tools: Value,
+    documents: Value,
+    variables: Value,
+}
+
+impl Conversation {
+    fn parse(json: &[u8]) -> Result<Self> {
+        let mut conversation = Self {
+            messages: Value::None,
+            tools: Value::None,
+            documents: Value::None,
+            variables: Value::None,
+        };
+        let messages = match data::parse(json)? {
+            Value::Dict(line) => {
+                let member = |name| line.get(name).cloned().unwrap_or(Value::None);
+                conversation.tools = match member("tools") {
+                    // A table cannot hold objects of several kinds, so people store their JSON.
+                    Value::Str(text) => data::parse(text.as_bytes())?,
+                    tools => tools,
+                };
+                conversation.documents = member("documents");
+                conversation.variables = member("chat_template_kwargs");
+                member("messages")
+            }
+            other => other,
+        };
+        for (name, items) in [
+            ("tools", &conversation.tools),
+            ("documents", &conversation.documents),
+        ] {
+            let is_legal = match items {
+                Value::List(items) => items.iter().all(|item| matches!(item, Value::Dict(_))),
+                other => matches!(other, Value::None),
+            };
+            if !is_legal {
+                return Err(Error::decode(format!("`{name}` is not a list of objects")));
+            }
+        }
+        let Value::List(messages) = messages else {
+            return Err(Error::decode("the conversation has no list of messages"));
+        };
+        if messages.is_empty() {
+            return Err(Error::decode("the conversation is empty"));
+        }
+        let messages = messages.iter().map(message);
+        conversation.messages = Value::list(messages.collect::<Result<_>>()?);
+        Ok(conversation)
+    }
+}
+
+/// A message without its members that are null, and with its reasoning under the usual names.
+fn message(message: &Value) -> Result<Value> {
+    let Value::Dict(given) = message else {
+        return Err(Error::decode(format!(
+            "a message is no object but of type {}",
+            message.kind()
+        )));
+    };
+    let given = given
+        .iter()
+        .filter(|(_, value)| !matches!(value, Value::None));
+    let given = given.map(|(name, value)| (name.clone(), value.clone()));
+    let mut dict: Dict = given.collect();
+    let reasoning = REASONING.iter().find_map(|name| dict.get(*name));
+    if let Some(reasoning) = reasoning.cloned() {
+        let mut aliased = Dict::new();
+        aliased.insert("thinking".into(), reasoning.clone());
+        aliased.extend(dict);
+        aliased.insert(REASONING[0].into(), reasoning);
+        dict = aliased;
+    }
+    Ok(Value::Dict(Rc::new(dict)))
+}
+
+/// For fuzz targets: whether a template renders a conversation.
+#[cfg(feature = "unstable")]
+pub fn fuzz(source: &str, conversation: &[u8]) -> bool {
+    let template = ChatTemplate::new(source, [("bos_token", "<s>")]);
+    template.is_ok_and(|template| {
+        let rendered = template.rendered(conversation, &Settings::default());
+        rendered.is_ok()
+    })
+}

@@ -1,0 +1,204 @@
+//! A model's folder: `tokenizer_config.json` and its neighbours, as `transformers` reads them.
+//!
+//! | file | what is taken |
+//! |---|---|
+//! | `tokenizer_config.json` | `chat_template`: a string, or a list of names and templates; special tokens; `added_tokens_decoder` |
+//! | `chat_template.jinja`, `additional_chat_templates/*.jinja` | templates, instead of those above |
+//! | `special_tokens_map.json` | special tokens, if the configuration has no `added_tokens_decoder` |
+//!
+//! `tokenizer_class` is not looked at: tokenizers that `transformers` rebuilds for some old models
+//! are those of `tokenizer.json` here.
+
+use super::read;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::Path;
+use tokenizers::AddedToken;
+
+/// Maximum bytes of a file.
+const FILE_MAX: u64 = 64 << 20;
+
+const SPECIAL: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+
+/// The source of a template, and the special tokens.
+pub fn template(folder: &Path, name: Option<&str>) -> Result<(String, Vec<(String, String)>)> {
+    let config = json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    let mut templates = files(folder)?;
+    if templates.is_empty() {
+        templates = configured(&config);
+    }
+    let source = templates.remove(name.unwrap_or("default")).ok_or_else(|| {
+        let names: Vec<&str> = templates.keys().map(String::as_str).collect();
+        let message = match (name, names.as_slice()) {
+            (_, []) => "there is no chat template: give its text or file".to_string(),
+            (None, names) => format!("no chat template is the default; there are {names:?}"),
+            (Some(name), names) => {
+                format!("no chat template is called {name:?}; there are {names:?}")
+            }
+        };
+        Error::new(ErrorKind::Config, Stage::Build, message).with_path(folder)
+    })?;
+    Ok((source, special(folder, &config)?))
+}
+
+/// The source of a template in a file of its own, and the special tokens.
+pub fn template_file(file: &Path, folder: &Path) -> Result<(String, Vec<(String, String)>)> {
+    let source = text(file)?.ok_or_else(|| {
+        let message = "there is no such chat template";
+        Error::new(ErrorKind::NotFound, Stage::Build, message).with_path(file)
+    })?;
+    let config = json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    Ok((source, special(folder, &config)?))
+}
+
+/// Special tokens by the names of their settings.
+fn special(folder: &Path, config: &Map<String, Value>) -> Result<Vec<(String, String)>> {
+    let legacy = match config.contains_key("added_tokens_decoder") {
+        true => None,
+        false => json(&folder.join("special_tokens_map.json"))?,
+    };
+    let legacy = legacy.unwrap_or_default();
+    let tokens = SPECIAL.into_iter().filter_map(|name| {
+        let token = legacy.get(name).or_else(|| config.get(name))?;
+        let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
+        Some((name.to_string(), text.to_string()))
+    });
+    Ok(tokens.collect())
+}
+
+/// The tokens that the settings add to those of `tokenizer.json`, which are `known`.
+pub fn added_tokens(folder: &Path, known: &[AddedToken]) -> Result<Vec<AddedToken>> {
+    let path = folder.join("tokenizer_config.json");
+    let Some(config) = json(&path)? else {
+        return Ok(Vec::new());
+    };
+    let special = special(folder, &config)?;
+    let mut numbered = BTreeMap::new();
+    let entries = config
+        .get("added_tokens_decoder")
+        .and_then(Value::as_object);
+    for (id, entry) in entries.into_iter().flatten() {
+        let wrong = || {
+            let message = format!("added_tokens_decoder: {id:?} is no token");
+            Error::new(ErrorKind::Decode, Stage::Build, message).with_path(&path)
+        };
+        let id: u32 = id.parse().map_err(|_| wrong())?;
+        let flag = |name| entry.get(name).and_then(Value::as_bool);
+        let content = entry
+            .get("content")
+            .and_then(Value::as_str)
+            .ok_or_else(wrong)?;
+        let is_special = flag("special").unwrap_or(false);
+        let token = AddedToken::from(content, is_special)
+            .single_word(flag("single_word").unwrap_or(false))
+            .lstrip(flag("lstrip").unwrap_or(false))
+            .rstrip(flag("rstrip").unwrap_or(false))
+            .normalized(flag("normalized").unwrap_or(!is_special));
+        numbered.insert(id, token);
+    }
+    let mut added: Vec<AddedToken> = numbered.into_values().collect();
+    added.retain(|token| !known.iter().any(|known| is_same(known, token)));
+    for (_, content) in special {
+        match added.iter_mut().find(|token| token.content == content) {
+            Some(token) => token.special = true,
+            None if known.iter().any(|known| known.content == content) => {}
+            None => added.push(AddedToken::from(content, true)),
+        }
+    }
+    Ok(added)
+}
+
+/// Whether both have the same text and the same flags.
+fn is_same(a: &AddedToken, b: &AddedToken) -> bool {
+    a.content == b.content && flags(a) == flags(b)
+}
+
+/// The flags of a token.
+pub fn flags(token: &AddedToken) -> [bool; 5] {
+    let AddedToken {
+        single_word,
+        lstrip,
+        rstrip,
+        normalized,
+        special,
+        ..
+    } = *token;
+    [single_word, lstrip, rstrip, normalized, special]
+}
+
+/// Templates in files of their own.
+fn files(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let mut templates = BTreeMap::new();
+    if let Some(source) = text(&folder.join("chat_template.jinja"))? {
+        templates.insert("default".to_string(), source);
+    }
+    let more = folder.join("additional_chat_templates");
+    if !more.is_dir() {
+        return Ok(templates);
+    }
+    let failed = |error| Error::os(Stage::Build, "cannot list it", error).with_path(&more);
+    for entry in std::fs::read_dir(&more).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if let Some(name) = name.and_then(|name| name.strip_suffix(".jinja"))
+            && let Some(source) = text(&path)?
+        {
+            templates.insert(name.to_string(), source);
+        }
+    }
+    Ok(templates)
+}
+
+/// Templates of the configuration.
+fn configured(config: &Map<String, Value>) -> BTreeMap<String, String> {
+    match config.get("chat_template") {
+        Some(Value::String(source)) => BTreeMap::from([("default".to_string(), source.clone())]),
+        Some(Value::Array(named)) => {
+            let named = named.iter().filter_map(|entry| {
+                let word = |name| Some(entry.get(name)?.as_str()?.to_string());
+                Some((word("name")?, word("template")?))
+            });
+            named.collect()
+        }
+        Some(Value::Object(named)) => {
+            let named = named.iter();
+            let named =
+                named.filter_map(|(name, source)| Some((name.clone(), source.as_str()?.into())));
+            named.collect()
+        }
+        _ => BTreeMap::new(),
+    }
+}
+
+/// A text file, if it exists.
+fn text(path: &Path) -> Result<Option<String>> {
+    let bytes = match read(path, FILE_MAX) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    String::from_utf8(bytes).map(Some).map_err(|error| {
+        let message = format!("not UTF-8 at byte {}", error.utf8_error().valid_up_to());
+        Error::new(ErrorKind::Decode, Stage::Build, message).with_path(path)
+    })
+}
+
+fn json(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let Some(text) = text(path)? else {
+        return Ok(None);
+    };
+    serde_json::from_str(&text).map(Some).map_err(|error| {
+        let error =
+            Error::new(ErrorKind::Decode, Stage::Build, "not a JSON object").with_source(error);
+        error.with_path(path)
+    })
+}
