@@ -203,19 +203,35 @@ impl Decoder for Tokenize {
     }
 }
 
+/// Refuses more tokens than a row has.
+pub(crate) fn check_len(len: usize, max: usize) -> Result<()> {
+    if len > max {
+        let message = format!("{len} tokens, at most {max} expected");
+        return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
+    }
+    Ok(())
+}
+
+/// How texts are cut, for an identity.
+pub(crate) fn cut_words(max: usize, side: Option<TruncationDirection>) -> [u64; 2] {
+    let side = match side {
+        None => 0,
+        Some(TruncationDirection::Right) => 1,
+        Some(TruncationDirection::Left) => 2,
+    };
+    [max as u64, side]
+}
+
 /// The ids of the decoder's rows.
 impl ToIds for Tokenize {
     fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        check_text(text, self.scratch_bytes())?;
         let encoding = match self.cut {
             Some(side) => self.tokenizer.cut(text, self.special, self.max, side),
             None => self.tokenizer.encoding(text, self.special),
         }?;
-        let ids = encoding.get_ids();
-        if ids.len() > self.max {
-            let message = format!("{} tokens, at most {} expected", ids.len(), self.max);
-            return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
-        }
-        out.extend_from_slice(ids);
+        check_len(encoding.len(), self.max)?;
+        out.extend_from_slice(encoding.get_ids());
         Ok(())
     }
 
@@ -228,18 +244,10 @@ impl ToIds for Tokenize {
     }
 
     fn identity(&self) -> u64 {
-        let cut = match self.cut {
-            None => 0,
-            Some(TruncationDirection::Right) => 1,
-            Some(TruncationDirection::Left) => 2,
-        };
         Digest::new("tokenize")
-            .words(&[
-                self.tokenizer.digest(),
-                self.max as u64,
-                self.special.into(),
-                cut,
-            ])
+            .word(self.tokenizer.digest())
+            .word(self.special.into())
+            .words(&cut_words(self.max, self.cut))
             .end()
     }
 }
