@@ -4,7 +4,9 @@ use crate::common::{Dir, must_fail};
 use crate::token_files::Letters;
 use feedline::ErrorKind::{Changed, Config};
 use feedline::dataset::{Dataset, DatasetExt, Jsonl, Packed, Tokenized};
-use feedline::{Loader, Rank, Result};
+use feedline::decode::ToIds;
+use feedline::{Batch, LastBatch, Loader, Order, Rank, Result};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const ROOM: usize = 64;
@@ -25,8 +27,8 @@ fn lines(dir: &Dir) -> Tokenized<Jsonl> {
     lines.tokenized("text", Letters(300)).unwrap()
 }
 
-/// The rows of an epoch: tokens, positions, documents, cu_seqlens, max_seqlen.
-fn rows(packed: impl Dataset, rank: Rank) -> Vec<Vec<i32>> {
+/// A row: tokens, positions, documents, cu_seqlens, max_seqlen.
+fn content(batch: &Batch, row: usize) -> Vec<i32> {
     let fields = [
         "input_ids",
         "positions",
@@ -34,21 +36,77 @@ fn rows(packed: impl Dataset, rank: Rank) -> Vec<Vec<i32>> {
         "cu_seqlens",
         "max_seqlen",
     ];
-    let loader = Loader::builder(packed)
-        .rank(rank)
-        .batch_size(4)
-        .build()
-        .unwrap();
+    fields
+        .map(|name| batch.field(name).unwrap().row::<i32>(row).unwrap().to_vec())
+        .concat()
+}
+
+/// The rows of an epoch.
+fn rows(packed: impl Dataset) -> Vec<Vec<i32>> {
+    let loader = Loader::builder(packed).batch_size(4).build().unwrap();
     let mut rows = Vec::new();
     for batch in loader.epoch(0).unwrap() {
         let batch = batch.unwrap();
-        for row in 0..batch.len() {
-            let own =
-                fields.map(|name| batch.field(name).unwrap().row::<i32>(row).unwrap().to_vec());
-            rows.push(own.concat());
-        }
+        rows.extend((0..batch.len()).map(|row| content(&batch, row)));
     }
     rows
+}
+
+/// Every second token is learned.
+struct Half;
+
+impl ToIds for Half {
+    fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        Letters(300).ids(text, out)
+    }
+
+    fn has_loss(&self) -> bool {
+        true
+    }
+
+    fn ids_and_loss(&self, text: &str, ids: &mut Vec<u32>, loss: &mut Vec<u8>) -> Result<()> {
+        self.ids(text, ids)?;
+        loss.extend((0..ids.len()).map(|at| (at % 2) as u8));
+        Ok(())
+    }
+
+    fn vocabulary(&self) -> u64 {
+        300
+    }
+
+    fn identity(&self) -> u64 {
+        7
+    }
+}
+
+#[test]
+fn the_loss_of_tokens_stands_beside_them() {
+    let dir = Dir::new();
+    drop(lines(&dir));
+    let texts = Jsonl::builder()
+        .text("text")
+        .open(dir.path("lines.jsonl"))
+        .unwrap();
+    let texts = texts.tokenized("text", Half).unwrap();
+    let texts = texts.facts(dir.path("lengths")).lengths().open().unwrap();
+    let packed = texts.packed("input_ids", ROOM).beside(["loss"]).split();
+    let packed = packed.open(dir.path("bins")).unwrap();
+    let loader = Loader::builder(packed).batch_size(8).build().unwrap();
+    for batch in loader.epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        let [loss, tokens, places] =
+            ["loss", "documents", "positions"].map(|name| batch.field(name).unwrap());
+        for row in 0..batch.len() {
+            let places = places.row::<i32>(row).unwrap();
+            let is_real = tokens.row::<i32>(row).unwrap().iter().map(|own| *own >= 0);
+            let right = places
+                .iter()
+                .zip(is_real)
+                .map(|(place, real)| u8::from(real && place % 2 == 1));
+            // Parts of longer documents begin at even tokens.
+            assert_eq!(loss.row::<u8>(row).unwrap(), right.collect::<Vec<_>>());
+        }
+    }
 }
 
 type Open = fn(&Dir, Tokenized<Jsonl>) -> Result<Arc<dyn Dataset>>;
@@ -86,7 +144,7 @@ fn rows_tokenised_when_read_are_those_of_a_copy() {
     ];
     for (name, copied) in kinds {
         let dir = Dir::new();
-        let right = rows(copied(&dir, lines(&dir)).unwrap(), Rank::single());
+        let right = rows(copied(&dir, lines(&dir)).unwrap());
         assert!(right.len() > 100, "{name}");
         for kept in [false, true] {
             let packed = measured(&dir, lines(&dir))
@@ -104,7 +162,7 @@ fn rows_tokenised_when_read_are_those_of_a_copy() {
             };
             let packed = packed.open(dir.path(&format!("own bins {kept}"))).unwrap();
             assert_eq!(packed.chunked().is_none(), kept);
-            assert!(rows(packed, Rank::single()) == right, "{name}, kept {kept}");
+            assert!(rows(packed) == right, "{name}, kept {kept}");
         }
     }
 }
@@ -128,7 +186,7 @@ fn estimated_rows_have_every_document_once() {
     let whole: u64 = (0..right.len())
         .map(|sample| right.read_sample(sample).unwrap()[0].len() as u64 / 4)
         .sum();
-    let all = rows(packed, Rank::single());
+    let all = rows(packed);
     let kept: usize = all
         .iter()
         .map(|row| {
@@ -141,15 +199,44 @@ fn estimated_rows_have_every_document_once() {
     let lost = 1.0 - kept as f64 / whole as f64;
     let filled = kept as f64 / (all.len() * ROOM) as f64;
     assert!(lost < 0.1 && filled > 0.8, "{lost} lost, {filled} full");
-    // Ranks of another world get the same rows.
-    let mut dealt: Vec<_> = (0..3)
-        .flat_map(|rank| rows(estimated(&dir), Rank::new(rank, 3).unwrap()))
-        .collect();
-    let mut once = all;
-    [&mut dealt, &mut once].map(|rows| rows.sort());
-    dealt.dedup();
-    once.dedup();
-    assert!(dealt == once);
+}
+
+#[test]
+fn a_state_goes_on_with_the_same_estimated_rows_in_another_world() {
+    let dir = Dir::new();
+    let right = rows(estimated(&dir));
+    let mut left = (right.len() as u64).div_ceil(12);
+    let mut state = None;
+    let mut found = BTreeMap::new();
+    for world in [1, 3, 2] {
+        let steps = if world == 2 { left } else { left / 3 };
+        left -= steps;
+        let mut after = None;
+        for rank in 0..world {
+            let loader = Loader::builder(estimated(&dir))
+                .order(Order::shuffled(4))
+                .rank(Rank::new(rank, world).unwrap())
+                .global_batch(12)
+                .last_batch(LastBatch::Mask)
+                .build()
+                .unwrap();
+            if let Some(state) = &state {
+                loader.resume(state).unwrap();
+            }
+            let mut epoch = loader.epoch(0).unwrap();
+            for _ in 0..steps {
+                let batch = epoch.next().unwrap().unwrap();
+                for row in (0..batch.len()).filter(|row| batch.status()[*row] == 0) {
+                    let before = found.insert(batch.ids()[row], content(&batch, row));
+                    assert!(before.is_none(), "row {} twice", batch.ids()[row]);
+                }
+            }
+            drop(epoch);
+            after = Some(loader.state().unwrap());
+        }
+        state = after;
+    }
+    assert!(found.into_values().eq(right));
 }
 
 #[test]
