@@ -33,7 +33,7 @@
 //! ```
 
 #[doc(inline)]
-pub use feedline_core::decode::{Bytes, Ctx, Decoder, Each, Many, Raw, Scratch, Single};
+pub use feedline_core::decode::{Bytes, Ctx, Decoder, Each, Many, Raw, Scratch, Single, ToIds};
 #[cfg(feature = "image")]
 #[doc(inline)]
 pub use feedline_image::{Filter, Image, Limits, PixelLayout};

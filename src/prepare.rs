@@ -16,8 +16,8 @@
 //! manifest gives the reason. A damaged sequential JPEG is an error, or is listed and left out;
 //! other pictures are copied unread.
 //!
-//! [`documents()`] writes the token documents of any dataset as Megatron files. The rest of this
-//! page is about pictures.
+//! [`documents()`] writes the token documents of any dataset as Megatron files. [`TokenFiles`] makes
+//! such files from texts, by the same plans. The rest of this page is about pictures.
 //!
 //! # Invariants
 //!
@@ -38,5 +38,5 @@
 
 #[doc(inline)]
 pub use feedline_prepare::{
-    Check, Event, Finished, Format, Plan, Ran, Shards, Tasks, Written, documents,
+    Check, Event, Finished, Format, Plan, Ran, Shards, Tasks, TokenFiles, Written, documents,
 };

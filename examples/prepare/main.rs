@@ -1,6 +1,6 @@
 //! Prepares data for training: pictures become shards, JPEGs with seek points, from which a crop is
-//! decoded, in one process or as tasks of many; documents of tokens become Megatron's files;
-//! objects of a store are put into a local cache.
+//! decoded, and texts become files of tokens, in one process or as tasks of many; documents of
+//! tokens become Megatron's files; objects of a store are put into a local cache.
 //!
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
@@ -8,6 +8,7 @@
 //! cargo run --release --example prepare -- run shards/ --part 0/8
 //! cargo run --release --example prepare -- finish shards/
 //! cargo run --release --features parquet --example prepare -- documents 'corpus/*.parquet' corpus --source parquet --columns input_ids
+//! cargo run --release --features tokenizers --example prepare -- tokens 'corpus/*.jsonl' tokens/ --tokenizer tokenizer.json --append-eod '<|endoftext|>'
 //! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
 //!
@@ -22,6 +23,8 @@ mod names;
 mod shards;
 #[path = "../throughput/source.rs"]
 mod source;
+#[cfg(feature = "tokenizers")]
+mod tokens;
 #[cfg(feature = "remote")]
 mod warm;
 
@@ -35,7 +38,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Writes pictures as shards or documents as Megatron's files, or fills a cache of objects.
+/// Writes pictures as shards, texts or documents as Megatron's files, or fills a cache of objects.
 #[derive(Parser)]
 #[command(
     version,
@@ -58,6 +61,8 @@ enum Verb {
     Run(job::RunArgs),
     Finish(job::FinishArgs),
     Documents(Box<documents::DocumentsArgs>),
+    #[cfg(feature = "tokenizers")]
+    Tokens(Box<tokens::TokensArgs>),
     #[cfg(feature = "remote")]
     Warm(Box<warm::WarmArgs>),
 }
@@ -123,6 +128,8 @@ fn main() -> ExitCode {
         (Some(Verb::Run(args)), _) => shards::run(&args),
         (Some(Verb::Finish(args)), _) => shards::finish(&args),
         (Some(Verb::Documents(args)), _) => documents::run(*args),
+        #[cfg(feature = "tokenizers")]
+        (Some(Verb::Tokens(args)), _) => tokens::tokens(&args),
         #[cfg(feature = "remote")]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
         (None, Some((args, options))) => run(&args, &options),

@@ -1,4 +1,4 @@
-//! `plan` and `run`: shards by any number of processes.
+//! `plan`, `run` and `finish`: shards or tokens by any number of processes.
 
 use super::Options;
 use super::job::{self, FinishArgs, RunArgs};
@@ -43,6 +43,10 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
 
 pub fn run(args: &RunArgs) -> Result<ExitCode, Box<dyn Error>> {
     let plan = Plan::open(&args.plan)?;
+    #[cfg(feature = "tokenizers")]
+    if plan.is_of_tokens() {
+        return super::tokens::run(&plan, args);
+    }
     let stop = job::stop()?;
     let ran = plan.run(
         &args.choice.tasks()?,
@@ -57,6 +61,7 @@ pub fn finish(args: &FinishArgs) -> Result<ExitCode, Box<dyn Error>> {
     let plan = Plan::open(&args.plan)?;
     match plan.settings() {
         None => job::finish(&plan, args),
+        Some(_) if plan.is_of_tokens() => job::finish(&plan, args),
         Some(_) => Err("a plan of files: finish it by `inspect finish`".into()),
     }
 }

@@ -126,6 +126,7 @@ struct Packing {
     padding: Option<Padding>,
     rows: Option<Paths>,
     copy: Option<Paths>,
+    estimated: Option<bool>,
 }
 
 /// One name or several: the field of the documents and those beside it, or the fields of pictures.
@@ -165,6 +166,7 @@ impl Packing {
             padding: given.take("padding")?,
             rows: given.take("rows")?,
             copy: given.take("copy")?,
+            estimated: given.take("estimated")?,
         };
         given.finish().map(|()| packing)
     }
@@ -219,6 +221,10 @@ impl Packing {
             .rows
             .iter()
             .fold(builder, |builder, rows| builder.rows(&rows.all()[number]));
+        let builder = match self.estimated {
+            Some(true) => builder.estimated(),
+            _ => builder,
+        };
         let builder = match self.longer.as_deref() {
             None => builder,
             Some("split") => builder.split(),
@@ -239,10 +245,16 @@ impl Packing {
         self.field.as_ref().map_or(&[], Names::all)
     }
 
-    /// The fields to pack. By default the only one, or `tokens`.
+    /// The fields to pack. By default the only one, those of texts, or `tokens`.
     fn fields(&self, dataset: &dyn Dataset) -> Vec<String> {
-        match (self.named(), dataset.schema()) {
+        let schema = dataset.schema();
+        let known = |name: &&str| schema.iter().any(|field| field.name == *name);
+        match (self.named(), schema) {
             ([], [only]) => vec![only.name.clone()],
+            ([], _) if known(&"input_ids") => {
+                let names = ["input_ids", "loss"].into_iter().filter(known);
+                names.map(String::from).collect()
+            }
             ([], _) => vec!["tokens".into()],
             (names, _) => names.to_vec(),
         }
@@ -454,7 +466,7 @@ impl Source {
         }
         let mut builder = Loader::builder(dataset.clone());
         let mut tokenized = Vec::new();
-        if let Some(texts) = &self.texts {
+        if let Some(texts) = self.texts.as_ref().filter(|_| !self.has_tokens()) {
             tokenized = texts.columns(&schema)?;
             builder = texts.decode(&tokenized, builder)?;
         }
@@ -689,7 +701,7 @@ impl Source {
         let mut parts = Vec::new();
         let mut empty = None;
         for path in &self.paths {
-            match self.format(path) {
+            match self.format(path).and_then(|part| self.tokenized(part)) {
                 // As in a folder, a file may hold no samples.
                 Err(error)
                     if error.kind() == ErrorKind::Empty && !self.is_mixed() && path.is_file() =>
@@ -721,6 +733,18 @@ impl Source {
         let mix = self.mix(parts, seed)?;
         let mix = self.epoch_len.into_iter().try_fold(mix, Mix::epoch_len)?;
         Ok(Arc::new(mix))
+    }
+
+    /// Tokens in place of texts, where their lengths matter; elsewhere a decoder makes them.
+    fn tokenized(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+        match &self.texts {
+            Some(texts) if self.has_tokens() => texts.tokenized(dataset),
+            _ => Ok(dataset),
+        }
+    }
+
+    fn has_tokens(&self) -> bool {
+        self.packed.is_some() || self.lengths_file.is_some()
     }
 
     fn is_mixed(&self) -> bool {

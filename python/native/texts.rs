@@ -2,6 +2,7 @@
 
 use crate::error::config;
 use crate::given::Given;
+use feedline::dataset::{Dataset, DatasetExt};
 use feedline::decode::{Chat, ChatTemplate, Tokenize, Tokenizer};
 use feedline::tensor::{EncodedField, Encoding};
 use feedline::{LoaderBuilder, Result};
@@ -9,6 +10,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How texts become tokens.
 pub struct Texts {
@@ -150,15 +152,7 @@ impl Texts {
     /// Adds a decoder for each of the columns.
     pub fn decode(&self, texts: &[&str], builder: LoaderBuilder) -> Result<LoaderBuilder> {
         let tokenizer = Tokenizer::open(&self.tokenizer)?;
-        let side = match self.truncation.as_deref() {
-            None => None,
-            Some("right") => Some(Side::Right),
-            Some("left") => Some(Side::Left),
-            Some(other) => {
-                let message = format!("truncation {other:?}: there are \"right\" and \"left\"");
-                return Err(config(message));
-            }
-        };
+        let side = self.side()?;
         match &self.chat {
             Some(chat) => {
                 let decoder = self.conversations(tokenizer, chat, side)?;
@@ -174,6 +168,37 @@ impl Texts {
                     builder.decode_field(text, decoder.clone().named(ids))
                 }))
             }
+        }
+    }
+
+    /// The dataset with tokens in place of its only column of texts.
+    pub fn tokenized(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+        let schema = dataset.schema().to_vec();
+        let columns = self.columns(&schema)?;
+        let [column] = columns.as_slice() else {
+            return Err(config(
+                "packed and lengths_file are of one column of texts: name it by texts=[…]",
+            ));
+        };
+        let tokenizer = Tokenizer::open(&self.tokenizer)?;
+        let side = self.side()?;
+        Ok(match &self.chat {
+            Some(chat) => {
+                let chat = self.conversations(tokenizer, chat, side)?;
+                Arc::new(dataset.tokenized(column, chat)?)
+            }
+            None => Arc::new(dataset.tokenized(column, self.plain(tokenizer, side))?),
+        })
+    }
+
+    fn side(&self) -> Result<Option<Side>> {
+        match self.truncation.as_deref() {
+            None => Ok(None),
+            Some("right") => Ok(Some(Side::Right)),
+            Some("left") => Ok(Some(Side::Left)),
+            Some(other) => Err(config(format!(
+                "truncation {other:?}: there are \"right\" and \"left\""
+            ))),
         }
     }
 

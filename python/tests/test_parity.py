@@ -80,7 +80,7 @@ WRAPPERS = {"split": "take", "subset": "subset", "facts": "lengths_file"}
 #: Facts of the crate: the setting of the package.
 FACTS = {"checksums": "checked", "lengths": "lengths_file", "seek_points": "seek_points", "picture_sizes": None}
 WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "packed": "packed", "copied": "packed"}
-WRAPPERS |= {"join": "join"}
+WRAPPERS |= {"join": "join", "tokenized": "tokenizer"}
 WRAPPERS |= {"lengths": None, "field_bytes_max": None, "read_sample": None}
 
 

@@ -1,6 +1,7 @@
 """Tokens and chat templates: ids, masks and texts equal to those of the installed `tokenizers` and `transformers`."""
 
 import datetime
+import gzip
 import json
 from pathlib import Path
 
@@ -169,3 +170,48 @@ def test_what_is_wrong_is_told_with_its_file_and_line(tmp_path):
             fn.jsonl(path, **settings, **SETTINGS)
     with pytest.raises(ConfigError, match="tokenizer is for source jsonl"):
         fn.tokens(path, seq_len=4, tokenizer=folder, max_length=8, **SETTINGS)
+
+
+def documents(loader, names):
+    """The documents of packed rows: a tuple of lists, one for each name."""
+    for batch in loader:
+        for row, ends in enumerate(np.asarray(batch["cu_seqlens"])):
+            for start, end in zip(ends, ends[1:]):
+                if end > start:
+                    yield tuple(np.asarray(batch[name])[row, start:end].tolist() for name in names)
+
+
+@pytest.mark.parametrize("kept", ["lengths", "copy", "compressed", "chat"])
+def test_packed_texts_are_those_of_tokenizers(kept, tmp_path):
+    folder = model(tmp_path / "model")
+    rows, names, settings = [{"text": text} for text in TEXTS * 9], ["input_ids"], {"tokenizer": folder, "max_length": 400}
+    if kept == "chat":
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        rows, names, settings = LINES * 9, ["input_ids", "loss"], settings | {"chat": True}
+    path = lines(tmp_path / "a.jsonl", rows)
+    right = list(zip(*(rows_of(fn.jsonl(path, **settings, **SETTINGS), name) for name in names)))
+    packed = {"tokens": 500, "bins": tmp_path / "bins", "key": 3}
+    if kept == "compressed":
+        path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path = path.with_suffix(".jsonl.gz")
+    if kept in ("copy", "compressed"):
+        packed["copy"] = tmp_path / "copy"
+    else:
+        settings["lengths_file"] = tmp_path / "lengths"
+    found = list(documents(fn.jsonl(path, packed=packed, **settings, **SETTINGS), names))
+    assert sorted(found) == sorted(row for row in right if row[0])
+
+
+def test_texts_packed_by_estimated_lengths_lose_only_ends(tmp_path):
+    folder = model(tmp_path / "model")
+    path = lines(tmp_path / "a.jsonl", [{"text": f"{number} " * (number % 50)} for number in range(600)])
+    settings = {"tokenizer": folder, "max_length": 400, **SETTINGS}
+    right = sorted(row for row in rows_of(fn.jsonl(path, **settings)) if row)
+    packed = {"tokens": 500, "bins": tmp_path / "bins", "longer": "cut", "estimated": True}
+    found = sorted(ids for (ids,) in documents(fn.jsonl(path, packed=packed, **settings), ["input_ids"]))
+    assert sum(map(len, found)) > 0.9 * sum(map(len, right))
+    assert sum(ids in right for ids in found) > 0.9 * len(found)
+    with pytest.raises(ConfigError, match="known or estimated"):
+        fn.jsonl(path, packed=packed | {"estimated": None, "bins": tmp_path / "other"}, **settings)
+    measured = fn.jsonl(path, lengths_file=tmp_path / "lengths", **settings).lengths("input_ids")
+    assert sorted(length for length in measured if length) == sorted(map(len, right))

@@ -1,9 +1,10 @@
 //! Methods of every dataset: subsets, wrappers, lengths.
 
-use super::wrap::{Copied, FactsBuilder, InMemory, JoinBuilder, PackedBuilder, Subset};
+use super::wrap::{Copied, FactsBuilder, InMemory, JoinBuilder, PackedBuilder, Subset, Tokenized};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, field_bytes, frames, no_field, sample};
+use feedline_core::decode::ToIds;
 use feedline_core::memory::available;
 use std::path::Path;
 use std::sync::Arc;
@@ -94,6 +95,31 @@ pub trait DatasetExt: Dataset + Sized {
     ) -> Result<Copied> {
         let fields: Vec<String> = fields.into_iter().map(String::from).collect();
         Copied::open(&self, &fields, copy.as_ref())
+    }
+
+    /// Turns the texts of a field into tokens: the field `input_ids` in its place. The workers do it
+    /// each time a text is read, and every pass over the data does. So the tokens of texts have
+    /// [lengths](FactsBuilder::lengths), can be [copied](Self::copied) once, and
+    /// [packed](Self::packed).
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "tokenizers")] {
+    /// use feedline::dataset::{DatasetExt, Jsonl};
+    /// use feedline::decode::{Tokenize, Tokenizer};
+    ///
+    /// let tokenize = Tokenize::new(Tokenizer::open("models/llama")?, 4096).cut();
+    /// let tokens = Jsonl::builder().text("text").open("train.jsonl")?.tokenized("text", tokenize)?;
+    /// // One pass, kept in a file: the exact lengths.
+    /// let tokens = tokens.facts("train.lengths").lengths().open()?;
+    /// let packed = tokens.packed("input_ids", 4096).shuffled(7).open("train.bins")?;
+    /// # }
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// Errors: [`ErrorKind::Config`] for a field that is unknown, no text, or in the index, and for
+    /// a dataset that has a field `input_ids`.
+    fn tokenized(self, field: &str, ids: impl ToIds) -> Result<Tokenized<Self>> {
+        Tokenized::new(self, field, Arc::new(ids))
     }
 
     /// Packs documents (the field `field` of each sample) into rows of `tokens` elements: whole

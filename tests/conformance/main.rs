@@ -33,4 +33,8 @@ mod several;
 mod shards;
 mod tar;
 mod tfrecord;
+#[cfg(feature = "text")]
+mod token_files;
+#[cfg(feature = "text")]
+mod tokenized;
 mod tokens;

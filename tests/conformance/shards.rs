@@ -729,42 +729,16 @@ fn a_write_that_is_killed_at_any_moment_goes_on_to_the_same_bytes() {
     let from = folder(&dir, 60);
     let to = dir.path("out");
     dir.write("in/class1/0033.jpg", b"\xFF\xD8\xFFdamage");
-    let test = here!();
-    let begun = Instant::now();
-    child::run(process(&test, dir.path("")));
-    let time = begun.elapsed();
-    let right = content(&to);
-    assert!(
-        right.contains_key("damaged.tsv")
-            && right.contains_key("index.fdx")
-            && right.len() == 2 * 20 + 3
-    );
-    let mut draws = Draws::new(1, 0, 0, "kills");
-    let mut kills = 0;
-    let mut half = 0;
-    while kills < sweep::size(5, 100, 1000) {
-        std::fs::remove_dir_all(&to).unwrap();
-        // Up to three kills of one write.
-        for _ in 0..1 + draws.below(3) {
-            let mut child = process(&test, dir.path(""))
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            std::thread::sleep(Duration::from_nanos(draws.below(time.as_nanos() as u64)));
-            child.kill().unwrap();
-            child.wait().unwrap();
-            kills += 1;
-            half += u32::from(to.join("plan.fdp").exists());
-            if to.join("manifest.tsv").exists() && !to.join("plan.fdp").exists() {
-                break;
-            }
-        }
+    let right = |content: &BTreeMap<String, Vec<u8>>| {
+        content.contains_key("damaged.tsv")
+            && content.contains_key("index.fdx")
+            && content.len() == 2 * 20 + 3
+    };
+    kills(&here!(), &dir, right, || {
         match write(&killed_shards(), &from, &to) {
             Ok(finished) => assert_eq!((finished.samples, finished.damaged), (179, 1)),
             Err(error) => assert!(error.to_string().contains("finished output"), "{error}"),
         }
-        assert!(content(&to) == right, "kill {kills}");
         let tar = Tar::builder()
             .index_file(to.join("index.fdx"))
             .open(&to)
@@ -783,6 +757,46 @@ fn a_write_that_is_killed_at_any_moment_goes_on_to_the_same_bytes() {
             (179, 0),
             "by the checksums of the index"
         );
+    });
+}
+
+/// Runs a test in a child that writes the folder `out`, kills it at random moments, and lets `again`
+/// go on: the bytes are those of a whole run.
+pub fn kills(
+    test: &str,
+    dir: &Dir,
+    is_right: impl Fn(&BTreeMap<String, Vec<u8>>) -> bool,
+    mut again: impl FnMut(),
+) {
+    let to = dir.path("out");
+    let begun = Instant::now();
+    child::run(process(test, dir.path("")));
+    let time = begun.elapsed();
+    let right = content(&to);
+    assert!(is_right(&right), "{:?}", right.keys());
+    let mut draws = Draws::new(1, 0, 0, "kills");
+    let mut kills = 0;
+    let mut half = 0;
+    while kills < sweep::size(5, 100, 1000) {
+        std::fs::remove_dir_all(&to).unwrap();
+        // Up to three kills of one write.
+        for _ in 0..1 + draws.below(3) {
+            let mut child = process(test, dir.path(""))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(Duration::from_nanos(draws.below(time.as_nanos() as u64)));
+            child.kill().unwrap();
+            child.wait().unwrap();
+            kills += 1;
+            half += u32::from(to.join("plan.fdp").exists());
+            if to.join("manifest.tsv").exists() && !to.join("plan.fdp").exists() {
+                break;
+            }
+        }
+        again();
+        assert!(content(&to) == right, "kill {kills}");
     }
     println!("{kills} kills, {half} of them of a write at work");
 }

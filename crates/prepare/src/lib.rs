@@ -16,8 +16,8 @@
 //! stay the same. For each picture without seek points, the manifest gives the reason. A damaged
 //! sequential JPEG is an error, or is listed and left out; other pictures are copied unread.
 //!
-//! [`documents()`] writes documents of tokens, of any dataset, as Megatron's files. The rest of
-//! this page is about pictures.
+//! [`documents()`] writes documents of tokens, of any dataset, as Megatron's files. [`TokenFiles`]
+//! makes such files from texts, by the same plans. The rest of this page is about pictures.
 //!
 //! # Invariants
 //!
@@ -51,7 +51,9 @@ mod parquet;
 mod pictures;
 mod shards;
 mod tar;
+mod tokens;
 
 pub use documents::{Written, documents};
 pub use job::{Check, Event, Finished, Plan, Ran, Tasks};
 pub use shards::{Format, Shards};
+pub use tokens::TokenFiles;

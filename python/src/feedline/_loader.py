@@ -70,6 +70,10 @@ class Packed(TypedDict, total=False):
     copy: Path | Sequence[Path] | None
     """A file, in a mix one for each path, to which the documents are copied first, once, as large as their tokens; it is made if it is
     missing. With `checked` they are verified then. A state of a run without it does not fit."""
+    estimated: bool | None
+    """With `tokenizer` and longer="cut": packs texts before they are tokenised, by their bytes and a look at 2,048 of them, so that
+    the first step needs no pass. Rows have more padding, and tokens past the end of a row are cut. In its place `lengths_file` measures
+    the lengths by one pass, and `copy` keeps the tokens."""
 
 
 class Chat(TypedDict, total=False):

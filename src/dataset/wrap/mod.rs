@@ -1,5 +1,5 @@
 //! Datasets made from other datasets: subsets, concatenations, mixes, joins, datasets in memory or with
-//! facts about their samples, copied and packed documents; and a full verification.
+//! facts about their samples, tokenised texts, copied and packed documents; and a full verification.
 
 // A wrapper that omits a method would use the default instead of the inner dataset's method.
 #![deny(clippy::missing_trait_methods)]
@@ -13,6 +13,7 @@ pub(crate) mod packed;
 pub(crate) mod several;
 mod shares;
 pub(crate) mod subset;
+pub(crate) mod tokenized;
 pub(crate) mod verify;
 
 use feedline_core::dataset::forward::debug_by_describe;
@@ -25,6 +26,7 @@ pub use mix::Mix;
 pub use packed::{Packed, PackedBuilder};
 pub use several::Concat;
 pub use subset::Subset;
+pub use tokenized::Tokenized;
 pub use verify::Verify;
 
 debug_by_describe!(
@@ -34,5 +36,6 @@ debug_by_describe!(
     InMemory<D>,
     Joined,
     Packed<D>,
-    Subset<D>
+    Subset<D>,
+    Tokenized<D>
 );

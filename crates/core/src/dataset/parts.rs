@@ -294,6 +294,19 @@ impl<'a> Parts<'a> {
         }
     }
 
+    /// Marks the stored part of a field for [`open`](super::Framed::open).
+    #[doc(hidden)]
+    pub fn frame(&mut self, field: usize) {
+        for (own, part) in self.few[..self.len.min(PARTS_INLINE)]
+            .iter_mut()
+            .chain(&mut self.more)
+        {
+            if let (true, Part::Extent(extent) | Part::Checked(extent)) = (*own == field, *part) {
+                *part = Part::Framed(extent);
+            }
+        }
+    }
+
     /// Gives field `field` the bytes of this extent, unchanged.
     #[inline]
     pub fn extent(&mut self, field: usize, extent: Extent) {

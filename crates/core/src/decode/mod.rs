@@ -16,12 +16,14 @@
 
 pub mod bytes;
 pub mod each;
+pub mod ids;
 pub mod many;
 pub mod raw;
 pub mod single;
 
 pub use bytes::Bytes;
 pub use each::Each;
+pub use ids::ToIds;
 pub use many::Many;
 pub use raw::Raw;
 pub use single::Single;

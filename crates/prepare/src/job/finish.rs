@@ -2,17 +2,20 @@
 
 use super::super::output;
 use super::super::shards::{LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, is_ours};
+use super::super::tokens::{BIN, TOKENS_HEADING};
 use super::listing::NAMES;
 use super::plan::{Plan, Work};
 use super::record;
 use super::record::{Done, FoundRecord, RecordList};
 use super::run::pool;
 use super::tasks::Numbers;
+use super::tokens;
 use crate::Format;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::FileKind;
 use feedline_core::storage::listing::names_in;
 use feedline_core::storage::publish::{Folder, Lock, target_of};
+use feedline_core::tensor::DType;
 use feedline_formats::Tar;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -53,6 +56,11 @@ pub struct Finished {
     pub with_points: u64,
     /// Number of pictures without seek points, by reason; empty if seek points were not requested.
     pub unchanged: BTreeMap<String, u64>,
+    /// Number of tokens in the output, and of documents without a token.
+    pub tokens: u64,
+    pub empty: u64,
+    /// Number of refused texts, by reason; `damaged` is their sum.
+    pub refused: BTreeMap<String, u64>,
     /// Number of files in the input folder that are not inputs, by ending.
     pub left_out: BTreeMap<String, u64>,
     /// One file with the indexes of all tar shards, for
@@ -119,14 +127,20 @@ impl Plan {
             return Ok(finished);
         }
         self.clean(shards)?;
-        if finished.samples > 0 {
+        if let Work::Tokens(settings) = &self.head.work {
+            for (_, reason, texts) in &settings.left_out {
+                finished.damaged += texts;
+                *finished.refused.entry(reason.clone()).or_default() += texts;
+            }
+            tokens::join(self, settings, &finished)?;
+        } else if finished.samples > 0 {
             finished.index = self.index()?;
         }
-        self.merge()?;
-        if finished.samples == 0 && self.settings().is_none() {
+        self.merge(&finished)?;
+        if finished.samples == 0 && (self.is_of_tokens() || self.settings().is_none()) {
             let message = format!(
-                "all {} pictures are damaged; damaged.tsv names them",
-                self.inputs()
+                "all {} pictures or texts are damaged; damaged.tsv names them",
+                finished.damaged
             );
             return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(path));
         }
@@ -153,10 +167,22 @@ impl Plan {
         }
     }
 
+    /// The outcome of a task that was found to be complete.
+    pub(super) fn done(&self, task: u64) -> Result<Done> {
+        let path = self.record(task);
+        match record::read(&path, &self.id_text(), task)? {
+            FoundRecord::Done(done) => Ok(done),
+            _ => {
+                let message = "the record of the task is gone: run the task again";
+                Err(Error::new(ErrorKind::Changed, Stage::Write, message).with_path(path))
+            }
+        }
+    }
+
     fn format(&self) -> Result<Option<Format>> {
         match &self.head.work {
             Work::Shards(settings) => settings.format().map(Some),
-            Work::Files { .. } | Work::Pictures { .. } => Ok(None),
+            Work::Files { .. } | Work::Pictures { .. } | Work::Tokens(_) => Ok(None),
         }
     }
 
@@ -164,7 +190,7 @@ impl Plan {
     /// plan.
     fn clean(&self, shards: u64) -> Result<()> {
         sweep(&self.dir, |name| {
-            is_ours(name) || [NAMES, INDEX].contains(&name)
+            is_ours(name) || tokens::is_ours(name) || [NAMES, INDEX].contains(&name)
         })?;
         sweep(&self.records(), |name| name.ends_with(".tsv"))?;
         let Some(format) = self.format()? else {
@@ -217,11 +243,11 @@ impl Plan {
         }
     }
 
-    fn merge(&self) -> Result<()> {
-        let heading = if self.settings().is_some() {
-            FILES_HEADING
-        } else {
-            MANIFEST_HEADING
+    fn merge(&self, finished: &Finished) -> Result<()> {
+        let heading = match &self.head.work {
+            Work::Shards(_) => MANIFEST_HEADING,
+            Work::Files { .. } | Work::Pictures { .. } => FILES_HEADING,
+            Work::Tokens(_) => TOKENS_HEADING,
         };
         let mut manifest = None;
         let mut ledger = None;
@@ -233,17 +259,17 @@ impl Plan {
                 output::append_line(&mut ledger, &ledger_at, LEDGER_HEADING, line)
             }
         };
+        if let Work::Tokens(settings) = &self.head.work {
+            let mut lines = settings.left_out.iter();
+            lines.try_for_each(|(line, ..)| add(RecordList::Ledger, line))?;
+        }
         for task in 0..self.tasks() {
-            let path = self.record(task);
-            match record::read(&path, &self.id_text(), task)? {
-                FoundRecord::Done(done) => record::each_line(&path, &done, &mut add)?,
-                _ => {
-                    let message = "the record of the task is gone: run the task again";
-                    return Err(
-                        Error::new(ErrorKind::Changed, Stage::Write, message).with_path(path)
-                    );
-                }
-            }
+            let done = self.done(task)?;
+            record::each_line(&self.record(task), &done, &mut add)?;
+        }
+        if let Work::Tokens(settings) = &self.head.work {
+            let line = finished.tokens_line(settings.dtype());
+            add(RecordList::Manifest, &line)?;
         }
         // The manifest is committed last: a folder with a manifest is complete.
         [ledger, manifest]
@@ -275,6 +301,29 @@ impl Finished {
         for (reason, count) in done.unchanged {
             add(self.unchanged.entry(reason).or_default(), count);
         }
+        let counts = done.tokens.unwrap_or_default();
+        add(&mut self.tokens, counts.tokens);
+        add(&mut self.empty, counts.empty);
+        for (reason, count) in counts.refused {
+            add(self.refused.entry(reason).or_default(), count);
+        }
+    }
+
+    /// The line of the manifest for token files.
+    fn tokens_line(&self, dtype: DType) -> String {
+        let Self {
+            samples,
+            damaged,
+            bytes,
+            tokens,
+            empty,
+            ..
+        } = self;
+        let name = BIN.trim_end_matches(".bin");
+        format!(
+            "{name}\t{dtype}\t{samples}\t{empty}\t{tokens}\t{damaged}\t{}\n",
+            bytes.0
+        )
     }
 
     fn miss(&mut self, task: u64) {
@@ -318,8 +367,18 @@ impl fmt::Display for Finished {
         for (reason, count) in &self.unchanged {
             write!(f, "\nunchanged   {count}: {reason}")?;
         }
+        if self.tokens > 0 {
+            write!(
+                f,
+                "\ntokens      {}, and {} documents without one",
+                self.tokens, self.empty
+            )?;
+        }
         if self.damaged > 0 {
             write!(f, "\ndamaged     {}, listed in {LEDGER}", self.damaged)?;
+        }
+        for (reason, count) in &self.refused {
+            write!(f, "\nrefused     {count}: {reason}")?;
         }
         for (ending, count) in &self.left_out {
             write!(f, "\nleft out    {count}: {ending}, not inputs")?;

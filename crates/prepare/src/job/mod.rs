@@ -29,6 +29,7 @@ mod record;
 mod run;
 mod shard;
 mod tasks;
+mod tokens;
 mod write;
 
 pub use finish::{Check, Finished};

@@ -3,11 +3,13 @@
 use super::super::output;
 use super::super::pictures::Picture;
 use super::super::shards::{MANIFEST, PLAN, ShardSettings, Shards};
+use super::super::tokens::TokenSettings;
 use super::file::{Input, ShardReader, Writer};
 use super::listing::each_picture;
 use super::tasks::{bad, share};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::is_url;
+use feedline_core::dataset::Dataset;
 use feedline_core::storage::listing::{expand, look, names_in, real_path, regular};
 use feedline_core::storage::publish::{make_folder, remove_folder, target_of};
 use serde::{Deserialize, Serialize};
@@ -38,7 +40,7 @@ pub(super) struct Head {
 pub(super) struct Notes {
     /// Number of files in the folder that are not inputs, by ending.
     left_out: BTreeMap<String, u64>,
-    /// Whether damaged pictures are left out. A task without damaged pictures gives the same output
+    /// Whether damaged pictures or texts are left out. A task without damage gives the same output
     /// either way.
     skip_damaged: bool,
 }
@@ -54,6 +56,17 @@ pub(super) enum Work {
     Pictures {
         settings: String,
     },
+    Tokens(TokenSettings),
+}
+
+impl Work {
+    /// Number of units that tasks share: the inputs, or samples or chunks.
+    fn units(&self, inputs: u64) -> u64 {
+        match self {
+            Self::Tokens(settings) => settings.units,
+            _ => inputs,
+        }
+    }
 }
 
 impl Shards {
@@ -150,14 +163,14 @@ impl Plan {
                 .with_source(source)
                 .with_path(reader.path())
         })?;
-        if let Work::Shards(settings) = &mut head.work {
-            settings.skip_damaged = head.notes.skip_damaged;
+        match &mut head.work {
+            Work::Shards(settings) => settings.skip_damaged = head.notes.skip_damaged,
+            Work::Tokens(settings) => settings.skip_damaged = head.notes.skip_damaged,
+            Work::Files { .. } | Work::Pictures { .. } => {}
         }
-        if head.tasks == 0 || head.tasks > reader.inputs {
-            let message = format!(
-                "a plan of {} tasks for {} inputs",
-                head.tasks, reader.inputs
-            );
+        let units = head.work.units(reader.inputs);
+        if head.tasks == 0 || head.tasks > units {
+            let message = format!("a plan of {} tasks for {units} inputs", head.tasks);
             return Err(
                 Error::new(ErrorKind::Decode, Stage::Index, message).with_path(reader.path())
             );
@@ -191,20 +204,10 @@ impl Plan {
         let work = Work::Files {
             settings: settings.into(),
         };
-        let add = |writer: &mut Writer, file: &PathBuf| {
-            let name = absolute(file)?;
-            let meta = regular(&name)?;
-            writer.add(&Input {
-                name,
-                class: None,
-                len: meta.len,
-                version: meta.version,
-            })
-        };
         in_empty(to, || {
             write(to, String::new(), work, |writer, head| {
                 head.tasks = tasks;
-                files.iter().try_for_each(|file| add(writer, file))
+                files.iter().try_for_each(|file| add_file(writer, file))
             })
         })
     }
@@ -246,11 +249,18 @@ impl Plan {
         &self.head.notes.left_out
     }
 
-    /// The settings of [`of_files`](Self::of_files) and [`of_pictures`](Self::of_pictures); `None`
-    /// for a plan made by [`Shards::plan`].
+    /// Whether the plan was made by [`TokenFiles::plan`](crate::TokenFiles::plan).
+    pub fn is_of_tokens(&self) -> bool {
+        matches!(self.head.work, Work::Tokens(_))
+    }
+
+    /// The settings of [`of_files`](Self::of_files) and [`of_pictures`](Self::of_pictures), or those
+    /// that [`TokenFiles::keep`](crate::TokenFiles::keep) keeps; `None` for a plan made by
+    /// [`Shards::plan`].
     pub fn settings(&self) -> Option<&str> {
         match &self.head.work {
             Work::Files { settings } | Work::Pictures { settings } => Some(settings),
+            Work::Tokens(settings) => Some(&settings.kept),
             Work::Shards(_) => None,
         }
     }
@@ -286,9 +296,9 @@ impl Plan {
         })
     }
 
-    /// The inputs of a task.
+    /// The inputs of a task; for tokens, its samples or chunks.
     pub(super) fn share(&self, task: u64) -> Range<u64> {
-        share(task, self.tasks(), self.inputs())
+        share(task, self.tasks(), self.head.work.units(self.inputs()))
     }
 
     /// The path of a task's record.
@@ -313,7 +323,11 @@ fn write(
     work: Work,
     list: impl FnOnce(&mut Writer, &mut Head) -> Result<()>,
 ) -> Result<Plan> {
-    let skip_damaged = matches!(&work, Work::Shards(settings) if settings.skip_damaged);
+    let skip_damaged = match &work {
+        Work::Shards(settings) => settings.skip_damaged,
+        Work::Tokens(settings) => settings.skip_damaged,
+        Work::Files { .. } | Work::Pictures { .. } => false,
+    };
     let notes = Notes {
         skip_damaged,
         ..Notes::default()
@@ -327,13 +341,13 @@ fn write(
     let mut writer = Writer::create(dir.join(PLAN))?;
     list(&mut writer, &mut head)?;
     let tasks = head.tasks;
-    let inputs = writer.inputs;
+    let units = head.work.units(writer.inputs);
     if tasks == 0 {
         return Err(bad("a plan of 0 tasks: use at least 1"));
     }
-    if tasks > inputs {
+    if tasks > units {
         return Err(bad(format!(
-            "{tasks} tasks for {inputs} inputs: use at most {inputs} tasks"
+            "{tasks} tasks for {units} inputs: use at most {units} tasks"
         )));
     }
     let json = serde_json::to_string(&head)
@@ -355,6 +369,36 @@ fn write(
     }
     make_folder(&dir.join(TASKS)).map_err(|source| output::failed(source, dir))?;
     Plan::open(dir.join(PLAN))
+}
+
+/// Adds a whole file.
+fn add_file(writer: &mut Writer, file: &Path) -> Result<()> {
+    let name = absolute(file)?;
+    let meta = regular(&name)?;
+    writer.add(&Input {
+        name,
+        class: None,
+        len: meta.len,
+        version: meta.version,
+    })
+}
+
+/// Writes the plan of a dataset, whose files are the inputs.
+pub(super) fn write_dataset(
+    dataset: &dyn Dataset,
+    to: &Path,
+    work: Work,
+    tasks: u64,
+) -> Result<Plan> {
+    let sources = dataset.sources();
+    if sources.ids().any(|id| sources.bytes_of(id).is_some()) {
+        return Err(bad("data in memory: a plan needs files"));
+    }
+    write(to, String::new(), work, |writer, head| {
+        head.tasks = tasks;
+        let mut files = sources.ids().map(|id| sources.path(id));
+        files.try_for_each(|file| add_file(writer, &file))
+    })
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {

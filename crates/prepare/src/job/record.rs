@@ -30,6 +30,9 @@ pub(super) struct Done {
     /// Number of pictures that got seek points, and number of pictures without them, by reason.
     pub(super) with_points: u64,
     pub(super) unchanged: BTreeMap<String, u64>,
+    /// Counts of a task that writes tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) tokens: Option<TokenCounts>,
     /// The output file; none if every input is damaged, or the task writes none.
     pub(super) shard: Option<Output>,
     /// CRC32C of all lines before this one, and of this line with 0 in this field.
@@ -46,6 +49,16 @@ impl Done {
         .unwrap_or_default();
         crc32c::crc32c_append(lines, zeroed.as_bytes())
     }
+}
+
+/// Counts of documents.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TokenCounts {
+    /// Number of tokens, and of documents without one.
+    pub(super) tokens: u64,
+    pub(super) empty: u64,
+    /// Number of refused texts, by reason.
+    pub(super) refused: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

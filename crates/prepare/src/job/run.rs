@@ -2,6 +2,7 @@
 
 use super::super::output;
 use super::super::shards::MANIFEST;
+use super::super::tokens::part;
 use super::plan::{Plan, Work};
 use super::record;
 use super::record::{Done, FoundRecord, Record, RecordList};
@@ -87,7 +88,7 @@ impl Plan {
     ) -> Result<Ran> {
         let Work::Shards(settings) = &self.head.work else {
             return Err(bad(
-                "a plan of files: run it with the program that made it, such as `inspect run`",
+                "a plan of files or tokens: run it with the program that made it, such as `inspect run`",
             ));
         };
         let format = settings.format()?;
@@ -111,7 +112,9 @@ impl Plan {
         let together = match &self.head.work {
             Work::Files { .. } => 1,
             Work::Pictures { .. } => PICTURES,
-            Work::Shards(_) => return Err(bad("a plan of shards: run it with `prepare run`")),
+            Work::Shards(_) | Work::Tokens(_) => {
+                return Err(bad("a plan of shards or tokens: run it with `prepare run`"));
+            }
         };
         self.each(tasks, false, stop, &mut watch, &mut |task, progress| {
             self.files(task, together, stop, progress, &mut work)
@@ -120,7 +123,7 @@ impl Plan {
 
     /// Runs `one` for each task that is not done. `one` gets the task, and a function to call with
     /// the number of its finished inputs.
-    fn each(
+    pub(super) fn each(
         &self,
         tasks: &Tasks,
         strict: bool,
@@ -209,6 +212,7 @@ impl Plan {
     pub(super) fn found(&self, task: u64) -> Result<FoundRecord> {
         let name = match &self.head.work {
             Work::Shards(settings) => Some(settings.format()?.shard(task)),
+            Work::Tokens(_) => Some(part(task)),
             Work::Files { .. } | Work::Pictures { .. } => None,
         };
         Ok(
@@ -299,7 +303,7 @@ impl Plan {
 const WORKERS_MAX: usize = 1024;
 
 /// Called with the number of a task's finished inputs.
-type RunProgress<'a> = dyn FnMut(u64) + Send + 'a;
+pub(super) type RunProgress<'a> = dyn FnMut(u64) + Send + 'a;
 
 /// A pool of this many threads; 0: one per core.
 pub(super) fn pool(workers: usize) -> Result<rayon::ThreadPool> {

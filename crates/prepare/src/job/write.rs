@@ -3,6 +3,7 @@
 
 use super::super::output::remove_if_there;
 use super::super::shards::{PLAN, ShardSettings, Shards};
+use super::super::tokens::part;
 use super::finish::{Check, Finished};
 use super::plan::{Plan, Work, in_empty, root_of};
 use super::run::Event;
@@ -132,11 +133,14 @@ impl Shards {
 }
 
 impl Plan {
-    /// Removes records and plan. The plan is removed last: a call that finds it redoes the missing
-    /// tasks.
-    fn remove(&self) -> Result<()> {
+    /// Removes records, parts of tokens and the plan. The plan is removed last: a call that finds it
+    /// redoes the missing tasks.
+    pub(super) fn remove(&self) -> Result<()> {
         for task in 0..self.tasks() {
             remove_if_there(&self.record(task))?;
+            if self.is_of_tokens() {
+                remove_if_there(&self.dir.join(part(task)))?;
+            }
         }
         remove_folder(&self.records());
         remove_if_there(self.reader.path())

@@ -5,11 +5,13 @@
 //! loss:    │   0    │ 0  │  0   │      0      │  1  │ 1  │  1   │ zeros      1: inside a {% generation %}
 //! ```
 
-use super::{ChatTemplate, Settings, day};
+use super::{ChatTemplate, Rendered, Settings, day};
 use crate::jsonl::json;
-use crate::tokens::{MEMORY, TEXT_MAX, Tokenizer, check_dtype, check_text, put_ids};
+use crate::tokens::{
+    MEMORY, TEXT_MAX, Tokenizer, check_dtype, check_len, check_text, cut_words, put_ids,
+};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
-use feedline_core::decode::{Ctx, Decoder};
+use feedline_core::decode::{Ctx, Decoder, ToIds};
 use feedline_core::memory::Row;
 use feedline_core::tensor::{DType, EncodedField, Encoding, Field};
 use tokenizers::TruncationDirection;
@@ -156,29 +158,92 @@ impl Decoder for Chat {
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
-        let rendered = self.template.rendered(input, &self.settings)?;
-        check_text(
-            &rendered.text,
-            self.scratch_bytes().min(ctx.scratch_limit()),
-        )?;
+        let (rendered, encoding) =
+            self.encoding(input, self.scratch_bytes().min(ctx.scratch_limit()))?;
+        let field = ctx.fields().start;
+        put_ids(encoding.get_ids(), field, out)?;
+        if !self.template.marks_generation() {
+            return Ok(());
+        }
+        let offsets = encoding.get_offsets();
+        let places = out.slice_mut::<u8>(field + 1)?;
+        for (place, own) in places.iter_mut().zip(mask(&rendered, offsets)) {
+            *place = own;
+        }
+        out.set_len(field + 1, offsets.len())
+    }
+}
+
+impl Chat {
+    /// Renders and tokenizes a conversation, in at most `limit` bytes of memory.
+    fn encoding(
+        &self,
+        conversation: &[u8],
+        limit: usize,
+    ) -> Result<(Rendered, tokenizers::Encoding)> {
+        let rendered = self.template.rendered(conversation, &self.settings)?;
+        check_text(&rendered.text, limit)?;
         let marks = self.template.marks_generation();
         let mut encoding = self.tokenizer.spans(&rendered.text, marks)?;
         if let Some(side) = self.cut {
             encoding.truncate(self.max, 0, side);
         }
-        let field = ctx.fields().start;
-        put_ids(encoding.get_ids(), field, out)?;
-        if !marks {
-            return Ok(());
+        Ok((rendered, encoding))
+    }
+}
+
+/// 1 for each token that the assistant says. Spans and offsets ascend, so one pass is enough; it is
+/// that of `transformers`.
+fn mask(rendered: &Rendered, offsets: &[(usize, usize)]) -> impl Iterator<Item = u8> {
+    let mut spans = rendered.spans.iter().peekable();
+    offsets.iter().map(move |(start, end)| {
+        while spans.next_if(|span| *start >= span.1).is_some() {}
+        u8::from(spans.peek().is_some_and(|span| *end > span.0))
+    })
+}
+
+/// The rows of the decoder.
+impl ToIds for Chat {
+    fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        self.ids_and_loss(text, out, &mut Vec::new())
+    }
+
+    fn has_loss(&self) -> bool {
+        self.template.marks_generation()
+    }
+
+    fn ids_and_loss(&self, text: &str, ids: &mut Vec<u32>, loss: &mut Vec<u8>) -> Result<()> {
+        let (rendered, encoding) = self.encoding(text.as_bytes(), self.scratch_bytes())?;
+        check_len(encoding.len(), self.max)?;
+        ids.extend_from_slice(encoding.get_ids());
+        if self.has_loss() {
+            loss.extend(mask(&rendered, encoding.get_offsets()));
         }
-        let offsets = encoding.get_offsets();
-        let places = out.slice_mut::<u8>(field + 1)?;
-        // Spans and offsets ascend, so one pass is enough; it is that of `transformers`.
-        let mut spans = rendered.spans.iter().peekable();
-        for (place, (start, end)) in places.iter_mut().zip(offsets) {
-            while spans.next_if(|span| *start >= span.1).is_some() {}
-            *place = u8::from(spans.peek().is_some_and(|span| *end > span.0));
-        }
-        out.set_len(field + 1, offsets.len())
+        Ok(())
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.tokenizer.vocabulary()
+    }
+
+    fn most(&self) -> usize {
+        self.max
+    }
+
+    fn identity(&self) -> u64 {
+        let Settings {
+            generation_prompt,
+            day,
+            variables,
+        } = &self.settings;
+        self.template
+            .0
+            .digest
+            .word(self.tokenizer.digest())
+            .words(&cut_words(self.max, self.cut))
+            .word((*generation_prompt).into())
+            .bytes(format!("{day:?}").as_bytes())
+            .bytes(variables.as_deref().unwrap_or_default())
+            .end()
     }
 }

@@ -33,6 +33,7 @@ use self::syntax::Program;
 use self::value::{Dict, Fail, Key, Value};
 use crate::tokens::folder;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::Digest;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,6 +54,8 @@ struct Opened {
     program: Program,
     /// Special tokens: `bos_token` and the like.
     special: Vec<(String, Arc<str>)>,
+    /// A hash of the template and its special tokens.
+    digest: Digest,
 }
 
 /// What a template gets beside the conversation.
@@ -77,11 +80,16 @@ impl ChatTemplate {
             let message = format!("a chat template that is not rendered as Jinja2 does: {what}");
             Error::new(ErrorKind::Config, Stage::Build, message)
         })?;
-        let special = special.into_iter();
-        let special = special.map(|(name, token)| (name.into(), token.into()));
+        let mut digest = Digest::new("chat template").bytes(source.as_bytes());
+        let special = special.into_iter().map(|(name, token)| {
+            digest = digest.bytes(name.as_bytes()).bytes(token.as_bytes());
+            (name.into(), token.into())
+        });
+        let special = special.collect();
         Ok(Self(Arc::new(Opened {
             program,
-            special: special.collect(),
+            special,
+            digest,
         })))
     }
 

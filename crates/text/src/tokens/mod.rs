@@ -21,7 +21,9 @@ mod tokenize;
 mod tests;
 
 pub use self::tokenize::Tokenize;
-pub(crate) use self::tokenize::{MEMORY, TEXT_MAX, check_dtype, check_text, put_ids};
+pub(crate) use self::tokenize::{
+    MEMORY, TEXT_MAX, check_dtype, check_len, check_text, cut_words, put_ids,
+};
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
 use feedline_core::dataset::Digest;

@@ -9,7 +9,8 @@
 
 use super::Tokenizer;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
-use feedline_core::decode::{Ctx, Decoder};
+use feedline_core::dataset::Digest;
+use feedline_core::decode::{Ctx, Decoder, ToIds};
 use feedline_core::memory::Row;
 use feedline_core::tensor::{DType, Element, EncodedField, Encoding, Field};
 use tokenizers::TruncationDirection;
@@ -199,5 +200,54 @@ impl Decoder for Tokenize {
             None => self.tokenizer.encoding(text, self.special),
         }?;
         put_ids(encoding.get_ids(), ctx.fields().start, out)
+    }
+}
+
+/// Refuses more tokens than a row has.
+pub(crate) fn check_len(len: usize, max: usize) -> Result<()> {
+    if len > max {
+        let message = format!("{len} tokens, at most {max} expected");
+        return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
+    }
+    Ok(())
+}
+
+/// How texts are cut, for an identity.
+pub(crate) fn cut_words(max: usize, side: Option<TruncationDirection>) -> [u64; 2] {
+    let side = match side {
+        None => 0,
+        Some(TruncationDirection::Right) => 1,
+        Some(TruncationDirection::Left) => 2,
+    };
+    [max as u64, side]
+}
+
+/// The ids of the decoder's rows.
+impl ToIds for Tokenize {
+    fn ids(&self, text: &str, out: &mut Vec<u32>) -> Result<()> {
+        check_text(text, self.scratch_bytes())?;
+        let encoding = match self.cut {
+            Some(side) => self.tokenizer.cut(text, self.special, self.max, side),
+            None => self.tokenizer.encoding(text, self.special),
+        }?;
+        check_len(encoding.len(), self.max)?;
+        out.extend_from_slice(encoding.get_ids());
+        Ok(())
+    }
+
+    fn vocabulary(&self) -> u64 {
+        self.tokenizer.vocabulary()
+    }
+
+    fn most(&self) -> usize {
+        self.max
+    }
+
+    fn identity(&self) -> u64 {
+        Digest::new("tokenize")
+            .word(self.tokenizer.digest())
+            .word(self.special.into())
+            .words(&cut_words(self.max, self.cut))
+            .end()
     }
 }

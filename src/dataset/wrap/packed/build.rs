@@ -1,6 +1,7 @@
 //! Settings of packed documents, and the packing.
 
-use super::documents::{InnerDocuments, Long, copied};
+use super::documents::{self, Access, InnerDocuments, Long, copied};
+use super::estimate::Estimate;
 use super::fit::{Bin, InTurn};
 use super::table::{KIND, TableWriter};
 use super::{MADE, Packed, RECENT, table};
@@ -13,6 +14,7 @@ use feedline_core::storage::sidefile::{Recent, SideWriter};
 use feedline_core::tensor::{DType, EncodedField, Field, bf16, f16};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 
 /// Maximum tokens of a bin.
 const ROOM_MAX: usize = 1 << 22;
@@ -37,6 +39,7 @@ pub struct PackedBuilder<D> {
     paddings: Vec<(String, i64)>,
     documents_max: Option<usize>,
     rows: Option<PathBuf>,
+    estimated: bool,
 }
 
 impl<D: Dataset> PackedBuilder<D> {
@@ -51,6 +54,7 @@ impl<D: Dataset> PackedBuilder<D> {
             paddings: Vec::new(),
             documents_max: None,
             rows: None,
+            estimated: false,
         }
     }
 
@@ -107,6 +111,15 @@ impl<D: Dataset> PackedBuilder<D> {
         self
     }
 
+    /// Packs texts before they are tokenised: their lengths in tokens are estimated from their bytes,
+    /// by a look at some 2,000 of them. So the first step needs no pass over the data. Rows have some
+    /// percents more padding, and tokens past the end of a row are cut: use it with
+    /// [`cut`](Self::cut). No effect where lengths are known.
+    pub fn estimated(mut self) -> Self {
+        self.estimated = true;
+        self
+    }
+
     /// Sets the padding token, and the padding element of fields [`beside`](Self::beside). Default:
     /// 0.
     pub fn padding(mut self, token: i64) -> Self {
@@ -133,7 +146,12 @@ impl<D: Dataset> PackedBuilder<D> {
     /// [`ErrorKind::Empty`] if there are no tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
         unordered(&self.inner, "pack its sources, then mix them")?;
-        let (fields, size) = self.checked()?;
+        let (fields, mut size) = self.checked()?;
+        let place = index.as_ref();
+        let access = self.access(&fields, place)?;
+        if let Access::Estimated(estimate) = access {
+            size.room -= estimate.margin as u32;
+        }
         let paddings = self.paddings(&fields)?;
         let padding: Box<[Box<[u8]>]> = fields
             .fields
@@ -155,6 +173,10 @@ impl<D: Dataset> PackedBuilder<D> {
         let digest = kept::identity_of("packed", &self.inner).words(&settings);
         // Bins of one field keep the identity that they had before several fields were supported.
         let digest = numbers.skip(1).fold(digest, Digest::word);
+        let digest = match access {
+            Access::Estimated(estimate) => digest.words(&estimate.words()),
+            _ => digest,
+        };
         let order = self
             .key
             .map(|key| Permutation::new(self.inner.len(), Key::new(key).named("packed")));
@@ -171,10 +193,10 @@ impl<D: Dataset> PackedBuilder<D> {
             fields,
             size,
             long: self.long,
+            access,
         };
         // Bins that an earlier run made do not show whether these documents can be packed.
         documents.part(0, None, 0, &mut Parts::new(), &mut Vec::new())?;
-        let place = index.as_ref();
         if self.rows.as_deref() == Some(place) {
             let message = "bins and rows cannot share one file: name two";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
@@ -203,7 +225,13 @@ impl<D: Dataset> PackedBuilder<D> {
             sources: documents.inner.sources().clone(),
             rows: None,
             documents,
+            room: self.room,
+            opened: None,
+            cut: AtomicU64::new(0),
         };
+        if access != Access::Stored {
+            packed.opened = Some(packed.opened_rows()?);
+        }
         self.rows.map_or(Ok(()), |rows| packed.take_rows(rows))?;
         Ok(packed)
     }
@@ -253,6 +281,25 @@ impl<D: Dataset> PackedBuilder<D> {
                 most: most as u32,
             },
         ))
+    }
+
+    /// How documents are read, and their lengths known.
+    fn access(&self, fields: &TokenFields, place: &Path) -> Result<Access> {
+        let refused = |message| Err(Error::new(ErrorKind::Config, Stage::Index, message));
+        let (is_opened, known) = documents::opens(&self.inner, fields)?;
+        match (is_opened, known, self.estimated) {
+            (true, true, _) => Ok(Access::Opened),
+            (true, false, true) if self.long != Long::Cut => {
+                refused("estimated lengths are not exact: use them with cut")
+            }
+            (true, false, true) if self.rows.is_some() => {
+                refused("rows are kept in a file only with known lengths")
+            }
+            (true, false, true) => {
+                Estimate::of(&self.inner, fields, self.room, place).map(Access::Estimated)
+            }
+            _ => Ok(Access::Stored),
+        }
     }
 
     /// The padding element of each field.
@@ -378,5 +425,9 @@ fn pack<D: Dataset>(
         let message = format!("{len} documents without a token");
         return Err(Error::new(ErrorKind::Empty, Stage::Index, message));
     }
-    writer.finish(out).map_err(failed)
+    let estimate = match documents.access {
+        Access::Estimated(estimate) => Some(estimate),
+        _ => None,
+    };
+    writer.finish(estimate, out).map_err(failed)
 }

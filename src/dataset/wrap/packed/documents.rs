@@ -1,11 +1,12 @@
 //! Documents of a dataset, and their parts.
 
+use super::estimate::Estimate;
 use super::fit;
 use super::fit::{Bin, InTurn, Item};
 use super::table::{BinCounts, Group};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
-use feedline_core::dataset::{Dataset, Part, Parts, TokenFields};
+use feedline_core::dataset::{Dataset, Part, Parts, TokenFields, field_bytes, knows_lengths};
 use feedline_core::order::Permutation;
 use feedline_core::storage::Extent;
 use std::ops::Range;
@@ -23,18 +24,45 @@ pub(super) enum Long {
 /// Maximum number of documents and parts in a group: this many take 1.07 GB.
 const PARTS_MAX: u64 = 1 << 26;
 
+/// Where documents and their lengths come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Stored unchanged: from their extents.
+    Stored,
+    /// Opened by the inner dataset, which knows their lengths.
+    Opened,
+    /// Opened by the inner dataset; lengths are estimated from their bytes.
+    Estimated(Estimate),
+}
+
 /// The documents of a dataset, for bins of one size.
 pub(super) struct InnerDocuments<D> {
     pub(super) inner: D,
     pub(super) fields: TokenFields,
+    /// Of estimated documents, the bin is smaller than the row.
     pub(super) size: Bin,
     pub(super) long: Long,
+    pub(super) access: Access,
 }
 
 /// The hint that follows the reason why documents cannot be packed from their files.
 pub(super) fn copied() -> String {
     Setting::Copied
         .hint(|copied| format!("; {copied} copies them to a file from which they are packed"))
+}
+
+/// Whether the inner dataset opens the documents, and whether it knows all their lengths.
+pub(super) fn opens(inner: &dyn Dataset, fields: &TokenFields) -> Result<(bool, bool)> {
+    if inner.chunked().is_some() || inner.len() == 0 {
+        return Ok((false, false));
+    }
+    let mut parts = Parts::new();
+    inner.extents(0, &mut parts)?;
+    let first = parts.iter().find(|one| one.field == fields.numbers[0]);
+    let is_framed = first.is_some_and(|one| matches!(one.part, Part::Framed(_)));
+    let mut numbers = fields.numbers.iter();
+    let known = is_framed && numbers.all(|number| knows_lengths(inner, *number));
+    Ok((is_framed, known))
 }
 
 impl<D: Dataset> InnerDocuments<D> {
@@ -58,34 +86,50 @@ impl<D: Dataset> InnerDocuments<D> {
                 .iter()
                 .find(|one| one.field == *number)
                 .map(|one| one.part);
-            let Some(Part::Extent(extent)) = part else {
-                let why = match part {
-                    Some(Part::Checked(_)) => "has checksums, which packed documents cannot keep",
-                    _ => {
-                        "is stored in frames, and only documents stored unchanged in their files can \
-                         be packed"
-                    }
-                };
-                let message = format!("field `{}` {why}{}", field.name(), copied());
-                return Err(
-                    Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document)
-                );
+            let why = match (part, self.access) {
+                (Some(Part::Extent(extent)), Access::Stored)
+                | (Some(Part::Framed(extent)), Access::Opened | Access::Estimated(_)) => {
+                    places.push(extent);
+                    continue;
+                }
+                (Some(Part::Checked(_)), _) => "has checksums, which packed documents cannot keep",
+                (Some(Part::Framed(_)), _) => {
+                    "is stored in frames, and only documents stored unchanged in their files can be \
+                     packed, or those whose lengths are known or estimated"
+                }
+                _ => "is stored in another way than the documents",
             };
-            places.push(extent);
+            let message = format!("field `{}` {why}{}", field.name(), copied());
+            return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document));
         }
         let found = &places[before..];
-        self.fields
-            .tokens(found.iter().map(|place| place.len))
-            .map_err(|error| {
-                self.inner
-                    .sources()
-                    .at(error.with_sample(document), &found[0])
-            })
+        let tokens = match self.access {
+            Access::Stored => self.fields.tokens(found.iter().map(|place| place.len)),
+            Access::Estimated(estimate) => Ok(estimate.tokens(found[0].len)),
+            Access::Opened => {
+                let bytes = |number: &usize| field_bytes(&self.inner, document, *number);
+                let numbers = self.fields.numbers.iter();
+                let bytes = numbers.map(bytes).collect::<Result<Option<Vec<u64>>>>();
+                bytes.and_then(|bytes| match bytes {
+                    Some(bytes) => self.fields.tokens(bytes.into_iter()),
+                    None => {
+                        let message = "the lengths of some documents are unknown";
+                        Err(Error::new(ErrorKind::Config, Stage::Index, message))
+                    }
+                })
+            }
+        };
+        tokens.map_err(|error| {
+            self.inner
+                .sources()
+                .at(error.with_sample(document), &found[0])
+        })
     }
 
-    /// Returns the number of tokens of a document, or of its part, in a bin with room for `left`
-    /// tokens; appends the location of each field to `places`. `None` if there is no such document
-    /// or part, or if it does not fit.
+    /// Returns the first token of a document's part (0 for a whole document) and the number of its
+    /// tokens, in a bin with room for `left` tokens; appends the location of each field to `places`
+    /// (of the whole document, if it is opened). `None` if there is no such document or part, or if
+    /// it does not fit.
     pub(super) fn part<'d>(
         &'d self,
         document: u64,
@@ -93,7 +137,7 @@ impl<D: Dataset> InnerDocuments<D> {
         left: u32,
         parts: &mut Parts<'d>,
         places: &mut Vec<Extent>,
-    ) -> Result<Option<u32>> {
+    ) -> Result<Option<(u64, u32)>> {
         if document >= self.inner.len() {
             return Ok(None);
         }
@@ -110,7 +154,11 @@ impl<D: Dataset> InnerDocuments<D> {
             (None, Long::Cut) => (0, whole.min(room)),
             (None, _) => (0, whole),
         };
-        for (place, bytes) in places[before..].iter_mut().zip(self.fields.element_bytes()) {
+        let stored = match self.access {
+            Access::Stored => &mut places[before..],
+            _ => &mut [],
+        };
+        for (place, bytes) in stored.iter_mut().zip(self.fields.element_bytes()) {
             *place = Extent {
                 offset: place.offset + from * bytes,
                 len: len * bytes,
@@ -118,7 +166,7 @@ impl<D: Dataset> InnerDocuments<D> {
             };
         }
         let fits = (1..=room).contains(&len) && from + len <= whole;
-        Ok(fits.then_some(len as u32))
+        Ok(fits.then_some((from, len as u32)))
     }
 
     /// Packs the documents at these positions of the order, by best fit.

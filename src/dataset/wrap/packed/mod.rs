@@ -12,9 +12,11 @@
 //! changed. A row costs a read for each document that does not follow the one before it in the
 //! file, unless rows are kept in their own file.
 //!
-//! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents are stored in their
-//! files unchanged, with lengths in the index; other documents must be copied first
-//! ([`Copied`](super::Copied)). Memory: some 30 bytes for each document in a group, and for each
+//! Documents that the inner dataset opens, such as tokenised texts, are opened by a worker when their
+//! row is read; their lengths are known from a pass ([`Facts`](super::Facts)), or estimated.
+//!
+//! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents in chunks must be copied
+//! first ([`Copied`](super::Copied)). Memory: some 30 bytes for each document in a group, and for each
 //! part of a split document; at most 8 groups are packed at once. After packing: the side file,
 //! which is read in place, and the recently looked up bins.
 //!
@@ -24,7 +26,9 @@
 
 mod build;
 mod documents;
+mod estimate;
 mod fit;
+mod opened;
 mod rows;
 mod table;
 
@@ -38,8 +42,10 @@ use feedline_core::storage::sidefile::{Recent, Sidefile};
 use feedline_core::storage::{Extent, SourceId, Sources};
 use feedline_core::tensor::EncodedField;
 use fit::Bin;
+use opened::OpenedRows;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use table::{BinCounts, TableCheck};
 
 use build::ITEMS_MAX;
@@ -87,6 +93,12 @@ pub struct Packed<D> {
     /// The documents' sources, or the file of rows.
     sources: Arc<Sources>,
     rows: Option<PathBuf>,
+    /// Tokens of a row.
+    room: usize,
+    /// The rows as chunks, if the inner dataset opens the documents.
+    opened: Option<OpenedRows>,
+    /// Tokens that were cut because lengths were estimated.
+    cut: AtomicU64,
 }
 
 /// The documents of a bin.
@@ -94,11 +106,21 @@ pub struct Packed<D> {
 struct Row {
     /// For each document, the location of each field.
     places: Vec<Extent>,
+    /// Number of each document, and the first token of its part.
+    documents: Vec<u64>,
+    froms: Vec<u64>,
     /// Tokens of each document.
     lens: Vec<u32>,
 }
 
 impl Row {
+    fn clear(&mut self) {
+        self.places.clear();
+        self.documents.clear();
+        self.froms.clear();
+        self.lens.clear();
+    }
+
     /// The reads for one of `fields` fields; documents that follow each other in a file are one
     /// read.
     fn reads(&self, field: usize, fields: usize) -> impl Iterator<Item = Extent> + '_ {
@@ -161,12 +183,14 @@ impl<D: Dataset> Packed<D> {
             Error::new(ErrorKind::Changed, Stage::Read, message)
         };
         let found = table::items(&self.file, bin, |document, part| {
-            let len = self
+            let (from, len) = self
                 .documents
                 .part(document, part, left, &mut parts, &mut row.places)?
                 .ok_or_else(changed)?;
             left = left.checked_sub(len).ok_or_else(changed)?;
             check.add(len);
+            row.documents.push(document);
+            row.froms.push(from);
             row.lens.push(len);
             Ok(())
         });
@@ -182,8 +206,7 @@ impl<D: Dataset> Packed<D> {
         self.recent.with(
             bin,
             |row| {
-                row.places.clear();
-                row.lens.clear();
+                row.clear();
                 self.look_up(bin, row)
             },
             take,
@@ -279,7 +302,19 @@ impl<D: Dataset> Dataset for Packed<D> {
         let items = self.counts.items_max as usize;
         let fields = self.padding.len();
         let row_bytes = self.row_bytes();
-        let row = items * (fields * size_of::<Extent>() + size_of::<u32>());
+        let row = items * (fields * size_of::<Extent>() + 2 * size_of::<u64>() + size_of::<u32>());
+        if let (Some(opened), None) = (&self.opened, &self.rows) {
+            let heap = size_of_val(&*opened.starts) + size_of_val(&*opened.encoded);
+            return Sizes {
+                sample_bytes_max: opened.encoded.iter().copied().max().unwrap_or(0),
+                index_bytes: self.documents.inner.sizes().index_bytes
+                    + self.file.heap()
+                    + row_bytes as usize
+                    + heap
+                    + RECENT * row,
+                ..Sizes::default()
+            };
+        }
         Sizes {
             sample_bytes_max: row_bytes,
             opened_bytes_max: 0,
@@ -298,6 +333,10 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        if self.chunked().is_some() {
+            let message = "documents that are opened are read in rows";
+            return Err(Error::new(ErrorKind::User, Stage::Read, message));
+        }
         if self.rows.is_some() {
             let mut offset = sample * self.row_bytes();
             for (field, padding) in self.padding.iter().enumerate() {
@@ -333,7 +372,8 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
-        None
+        let is_opened = self.opened.is_some() && self.rows.is_none();
+        is_opened.then_some(self as &dyn Chunked)
     }
 
     fn identity(&self) -> u64 {
@@ -350,10 +390,16 @@ impl<D: Dataset> Dataset for Packed<D> {
             cut,
             ..
         } = self.counts;
-        let room = self.documents.size.room;
+        let room = self.room;
         let place = self.file.path.display();
-        let filled = 100.0 * tokens as f64 / (bins as f64 * f64::from(room));
-        let why = self.why_empty(filled);
+        let filled = 100.0 * tokens as f64 / (bins as f64 * room as f64);
+        let why = match self.is_estimated() {
+            true => {
+                let cut = self.cut.load(Ordering::Relaxed);
+                format!(" by estimated lengths ({cut} tokens cut so far)")
+            }
+            false => self.why_empty(filled),
+        };
         let rows = self.rows.as_ref().map_or(String::new(), |rows| {
             format!(", rows in {}", rows.display())
         });

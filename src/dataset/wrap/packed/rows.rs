@@ -51,6 +51,13 @@ impl<D: Dataset> Packed<D> {
             let mut plain = Plain::new(self);
             let mut bytes = Vec::new();
             for bin in *first..(first + run).min(bins) {
+                if self.opened.is_some() {
+                    let opened = plain.chunk(bin as usize)?;
+                    for field in 0..self.padding.len() {
+                        bytes.extend_from_slice(opened.row(field, 0).unwrap_or_default());
+                    }
+                    continue;
+                }
                 plain.sample(bin, |field, own| {
                     bytes.extend_from_slice(if field < self.padding.len() { own } else { &[] });
                     Ok(())

@@ -3,7 +3,7 @@
 //! ```text
 //! BINS:    block │ block │ … │ zeros         block: a head for each of its 64 bins, then their words, 4 bytes each
 //! STARTS:  offset of each block
-//! COUNTS:  the counts of the packing
+//! COUNTS:  the counts of the packing, then the estimate of lengths, if there is one
 //! head:    number of words, 16 bits │ hash of the lengths, 16 bits
 //! word:    1 │ document 31, then the part: one that fills the bin;    0 │ document 31: the whole document, or its rest
 //!          concatenated: the part is the first token, and the bin's end is that of its last document
@@ -12,6 +12,7 @@
 //! The table takes some 4 bytes for each document and 4 for each bin. Looking up a bin reads its
 //! block's start, heads and words.
 
+use super::estimate::Estimate;
 use super::fit::{Bin, Item};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::storage::sidefile::{SideKind, SideWriter, Sidefile};
@@ -188,7 +189,11 @@ impl TableWriter {
     }
 
     /// Errors: I/O errors.
-    pub(super) fn finish(mut self, out: &mut SideWriter) -> std::io::Result<()> {
+    pub(super) fn finish(
+        mut self,
+        estimate: Option<Estimate>,
+        out: &mut SideWriter,
+    ) -> std::io::Result<()> {
         if !self.heads.is_empty() {
             self.end_block(out)?;
         }
@@ -198,6 +203,9 @@ impl TableWriter {
         out.put(bytemuck::cast_slice(&self.starts))?;
         out.end_section();
         out.put(bytemuck::bytes_of(&self.counts))?;
+        if let Some(estimate) = estimate {
+            out.put(bytemuck::bytes_of(&estimate))?;
+        }
         out.end_section();
         Ok(())
     }
@@ -224,6 +232,16 @@ pub(super) fn counts(file: &Sidefile) -> Result<BinCounts> {
     let bytes = bytemuck::bytes_of_mut(&mut counts);
     let len = bytes.len().min(file.len(COUNTS) as usize);
     file.fill(COUNTS, 0, &mut bytes[..len]).map(|()| counts)
+}
+
+/// The estimate of lengths, if the file has one.
+pub(super) fn estimate(file: &Sidefile) -> Option<Estimate> {
+    let mut estimate = Estimate::default();
+    let start = size_of::<BinCounts>() as u64;
+    let bytes = bytemuck::bytes_of_mut(&mut estimate);
+    let there = file.len(COUNTS) == start + bytes.len() as u64;
+    let read = there.then(|| file.fill(COUNTS, start, bytes));
+    read?.ok().map(|()| estimate)
 }
 
 /// Calls `each` with the document of every item of a bin, and with its part, if the item has one.
