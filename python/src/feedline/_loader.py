@@ -1295,7 +1295,7 @@ class Loader(_Native, Generic[Out]):
         up_to: int | Mapping[str, int] | None = None,
         null_zero: bool | None = None,
         index_file: Path | None = None,
-        **settings: Unpack[Source],
+        **settings: Unpack[Texts],
     ) -> Self:
         """Arrow data of Hugging Face's `datasets`: a folder of `save_to_disk`, the files of its cache ("imdb-train-*.arrow"),
         other Arrow IPC streams and files. Without `columns` and `image` all columns are taken, `Image` as pictures.

@@ -288,8 +288,9 @@ impl Walk<'_> {
 fn after_whole_numbers(line: &[u8], at: usize) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const LOW: u64 = 0x7f * ONES;
-    // The high bit of each byte that is less than `end`.
-    let below = |word: u64, end: u64| !((word & LOW) + (0x80 - end) * ONES | word) & !LOW;
+    // The high bit of each byte that is less than `end`, and of each that is `byte`.
+    let below = |word: u64, end: u64| !(((word & LOW) + (0x80 - end) * ONES) | word) & !LOW;
+    let equal = |word: u64, byte: u8| below(word ^ (u64::from(byte) * ONES), 1);
     let (words, _) = line[at..].as_chunks::<8>();
     // High bits of the bytes before these.
     let mut after_digit = 0;
@@ -298,10 +299,10 @@ fn after_whole_numbers(line: &[u8], at: usize) -> usize {
     let mut len = 0;
     for word in words {
         let word = u64::from_le_bytes(*word);
-        let digits = below(word ^ u64::from(b'0') * ONES, 10);
-        let zeros = below(word ^ u64::from(b'0') * ONES, 1);
-        let commas = below(word ^ u64::from(b',') * ONES, 1);
-        let spaces = below(word ^ u64::from(b' ') * ONES, 1);
+        let digits = below(word ^ (u64::from(b'0') * ONES), 10);
+        let zeros = equal(word, b'0');
+        let commas = equal(word, b',');
+        let spaces = equal(word, b' ');
         let after_digits = digits << 8 | after_digit;
         let first_zeros = zeros & !after_digits;
         let good = digits & !(first_zeros << 8 | after_zero)
