@@ -4,12 +4,12 @@ use super::super::output;
 use super::super::shards::{LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, is_ours};
 use super::super::tokens::{BIN, TOKENS_HEADING};
 use super::listing::NAMES;
+use super::parts;
 use super::plan::{Plan, Work};
 use super::record;
 use super::record::{Done, FoundRecord, RecordList};
 use super::run::pool;
 use super::tasks::Numbers;
-use super::tokens;
 use crate::Format;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::FileKind;
@@ -132,7 +132,7 @@ impl Plan {
                 finished.damaged += texts;
                 *finished.refused.entry(reason.clone()).or_default() += texts;
             }
-            tokens::join(self, settings, &finished)?;
+            parts::join(self, settings, finished.samples, finished.empty)?;
         } else if finished.samples > 0 {
             finished.index = self.index()?;
         }
@@ -190,7 +190,7 @@ impl Plan {
     /// plan.
     fn clean(&self, shards: u64) -> Result<()> {
         sweep(&self.dir, |name| {
-            is_ours(name) || tokens::is_ours(name) || [NAMES, INDEX].contains(&name)
+            is_ours(name) || parts::is_ours(name) || [NAMES, INDEX].contains(&name)
         })?;
         sweep(&self.records(), |name| name.ends_with(".tsv"))?;
         let Some(format) = self.format()? else {

@@ -24,12 +24,13 @@
 mod file;
 mod finish;
 mod listing;
+mod parts;
 mod plan;
 mod record;
 mod run;
 mod shard;
 mod tasks;
-mod tokens;
+mod texts;
 mod write;
 
 pub use finish::{Check, Finished};

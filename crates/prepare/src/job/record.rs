@@ -31,7 +31,7 @@ pub(super) struct Done {
     pub(super) with_points: u64,
     pub(super) unchanged: BTreeMap<String, u64>,
     /// Counts of a task that writes tokens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "is_absent")]
     pub(super) tokens: Option<TokenCounts>,
     /// The output file; none if every input is damaged, or the task writes none.
     pub(super) shard: Option<Output>,
@@ -49,6 +49,11 @@ impl Done {
         .unwrap_or_default();
         crc32c::crc32c_append(lines, zeroed.as_bytes())
     }
+}
+
+/// Records of other work have no counts of tokens.
+fn is_absent(counts: &Option<TokenCounts>) -> bool {
+    counts.is_none()
 }
 
 /// Counts of documents.

@@ -1,17 +1,16 @@
-//! Tokens: a task turns its texts into a part, and `finish` joins the parts.
+//! Tokens: a task turns its texts into a part.
 //!
 //! ```text
 //! samples or chunks ──window──► rayon: read, check, tokenise ──in order──► part: tokens │ length of each document 4
-//! all parts ──► tokens.bin: their tokens │ tokens.idx: header │ lengths │ offsets │ ends of documents
 //! ```
 //!
 //! Memory: a window of texts of at most 16 MiB (but at least one text) and their tokens, or an open
 //! chunk and its tokens; 4 bytes for each document of a task. Invariants: a text is in a part, or it
-//! is refused and counted; the joined files do not depend on the number of tasks.
+//! is refused and counted.
 
 use super::super::output;
 use super::super::shards::PLAN;
-use super::super::tokens::{BIN, IDX, TokenFiles, TokenSettings, is_part, part};
+use super::super::tokens::{TokenFiles, TokenSettings, part};
 use super::finish::{Check, Finished};
 use super::plan::{Plan, Work, in_empty, write_dataset};
 use super::record::{Done, Output, Record, RecordList, TokenCounts};
@@ -22,7 +21,6 @@ use feedline_base::stop::Stop;
 use feedline_core::dataset::sample::Plain;
 use feedline_core::dataset::{Dataset, Parts, chunks, kept, no_field, unordered};
 use feedline_core::decode::ToIds;
-use feedline_core::storage::Blob;
 use feedline_core::storage::publish::Pending;
 use feedline_core::tensor::Encoding;
 use rayon::prelude::*;
@@ -34,8 +32,6 @@ const WINDOW_SAMPLES: u64 = 4096;
 const WINDOW_BYTES: u64 = 16 << 20;
 /// Texts that a thread takes at once.
 const RUN: usize = 16;
-/// Bytes of a part that are copied at once.
-const STEP: u64 = 1 << 20;
 /// Bytes of the inputs of a task that [`TokenFiles::write`] plans.
 const TASK_BYTES: u64 = 256 << 20;
 /// Megatron's limit for `u16`.
@@ -469,132 +465,4 @@ fn reason(error: &Error, field: &str) -> String {
         ErrorKind::Decode if message.starts_with("not UTF-8") => "not UTF-8".into(),
         kind => kind.as_str().into(),
     }
-}
-
-/// Joins the parts of all tasks. Both files stay if they exist with the same bytes.
-pub(super) fn join(plan: &Plan, settings: &TokenSettings, finished: &Finished) -> Result<()> {
-    let size = settings.dtype().size() as u64;
-    let mut bin = output::create_shared(plan.dir.join(BIN))?;
-    for task in 0..plan.tasks() {
-        let part = Part::open(plan, task, size)?;
-        part.copy(&mut bin)?;
-    }
-    output::commit_new(bin)?;
-    if settings.flat {
-        return Ok(());
-    }
-    let mut idx = output::create_shared(plan.dir.join(IDX))?;
-    write_idx(plan, settings, finished, &mut idx)?;
-    output::commit_new(idx)
-}
-
-/// Writes Megatron's index, version 1.
-fn write_idx(
-    plan: &Plan,
-    settings: &TokenSettings,
-    finished: &Finished,
-    out: &mut Pending,
-) -> Result<()> {
-    let size = settings.dtype().size() as u64;
-    let documents = finished.samples;
-    let sequences = documents - finished.empty;
-    let mut head = b"MMIDIDX\0\0".to_vec();
-    head.extend(1_u64.to_le_bytes());
-    head.push(settings.code());
-    head.extend(sequences.to_le_bytes());
-    head.extend((documents + 1).to_le_bytes());
-    out.write_all(&head)
-        .map_err(|source| output::failed(source, &out.target))?;
-    each_len(plan, size, out, |len, bytes| {
-        if len > 0 {
-            bytes.extend(len.to_le_bytes());
-        }
-    })?;
-    let mut offset = 0_u64;
-    each_len(plan, size, out, |len, bytes| {
-        if len > 0 {
-            bytes.extend(offset.to_le_bytes());
-        }
-        offset += u64::from(len) * size;
-    })?;
-    let mut ended = 0_u64;
-    out.write_all(&ended.to_le_bytes())
-        .map_err(|source| output::failed(source, &out.target))?;
-    each_len(plan, size, out, |len, bytes| {
-        ended += u64::from(len > 0);
-        bytes.extend(ended.to_le_bytes());
-    })
-}
-
-/// Writes what `add` makes of the length of every document.
-fn each_len(
-    plan: &Plan,
-    size: u64,
-    out: &mut Pending,
-    mut add: impl FnMut(u32, &mut Vec<u8>),
-) -> Result<()> {
-    let mut bytes = Vec::new();
-    for task in 0..plan.tasks() {
-        bytes.clear();
-        for len in Part::open(plan, task, size)?.lens()? {
-            add(len, &mut bytes);
-        }
-        out.write_all(&bytes)
-            .map_err(|source| output::failed(source, &out.target))?;
-    }
-    Ok(())
-}
-
-/// The part of a task.
-struct Part {
-    blob: Blob,
-    documents: u64,
-    /// Bytes of the tokens.
-    tokens: u64,
-}
-
-impl Part {
-    /// Errors: a part that is not the one of the record.
-    fn open(plan: &Plan, task: u64, size: u64) -> Result<Self> {
-        let blob = Blob::open(plan.dir.join(part(task)))?;
-        let changed = || {
-            let message = "the part changed while the job was finished: finish again";
-            Error::new(ErrorKind::Changed, Stage::Write, message).with_path(blob.path())
-        };
-        let done = plan.done(task)?;
-        let counts = done.tokens.ok_or_else(changed)?;
-        let tokens = counts.tokens.checked_mul(size).ok_or_else(changed)?;
-        let lens = done.samples.checked_mul(4).ok_or_else(changed)?;
-        match tokens.checked_add(lens) == Some(blob.len()) {
-            true => Ok(Self {
-                documents: done.samples,
-                tokens,
-                blob,
-            }),
-            false => Err(changed()),
-        }
-    }
-
-    fn copy(&self, out: &mut Pending) -> Result<()> {
-        for start in (0..self.tokens).step_by(STEP as usize) {
-            let len = STEP.min(self.tokens - start);
-            let bytes = self.blob.read(start, len, "the tokens of a part")?;
-            out.write_all(&bytes)
-                .map_err(|source| output::failed(source, &out.target))?;
-        }
-        Ok(())
-    }
-
-    /// The lengths of the documents.
-    fn lens(&self) -> Result<Vec<u32>> {
-        let what = "the lengths of a part";
-        let bytes = self.blob.read(self.tokens, 4 * self.documents, what)?;
-        let lens = bytes.as_chunks::<4>().0.iter();
-        Ok(lens.map(|len| u32::from_le_bytes(*len)).collect())
-    }
-}
-
-/// Whether a file at the top of the folder may come from an earlier call.
-pub(super) fn is_ours(name: &str) -> bool {
-    is_part(name) || [BIN, IDX].contains(&name)
 }
