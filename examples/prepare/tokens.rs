@@ -161,13 +161,6 @@ pub fn run(plan: &Plan, args: &RunArgs) -> Result<ExitCode, Box<dyn Error>> {
     let workers = args.workers.map_or(0, NonZeroUsize::get);
     let stop = job::stop()?;
     let tasks = args.choice.tasks()?;
-    let ran = plan.run_tokens(
-        &*texts,
-        &kept.tokenize()?,
-        &tasks,
-        workers,
-        &stop,
-        job::watch,
-    )?;
+    let ran = plan.run_tokens(&*texts, &ids, &tasks, workers, &stop, job::watch)?;
     Ok(job::ended(ran))
 }
