@@ -1024,7 +1024,11 @@ impl Source {
             ("null_zero", self.null_zero.is_some(), &["arrow", "parquet"]),
             ("table", self.table.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
-            ("tokenizer", self.texts.is_some(), &["arrow", "jsonl", "parquet"]),
+            (
+                "tokenizer",
+                self.texts.is_some(),
+                &["arrow", "jsonl", "parquet"],
+            ),
         ];
         let index: Owned<'_> = (
             "index_file",
