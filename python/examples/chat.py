@@ -10,9 +10,7 @@ rows = sums(400)
 DATA = json_lines(rows)  # yours: lines {"messages": [{"role": "user", "content": "…"}, …], "tools": […]}
 FOLDER = model([message["content"] for row in rows for message in row["messages"]])  # yours: a model's folder
 
-loader = fl.jsonl(
-    DATA, tokenizer=FOLDER, chat=True, max_length=128, truncation="right", batch_size=16, shuffle=42, lengths=["input_ids"]
-)  # fmt: skip
+loader = fl.jsonl(DATA, tokenizer=FOLDER, chat=True, max_length=128, truncation="right", batch_size=16, shuffle=42)
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 config = LlamaConfig(
     vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128
@@ -25,7 +23,7 @@ losses = []
 for epoch in range(4):
     for batch in loader:
         ids = batch["input_ids"].long()  # [16, 128], padded by zeros
-        real = torch.arange(ids.shape[1], device=ids.device) < batch["input_ids.lens"][:, None]
+        real = torch.arange(ids.shape[1], device=ids.device) < batch["input_ids.lens"].long()[:, None]
         labels = torch.where(batch["loss"] > 0, ids, -100)  # the answers alone: what stands in {% generation %}
         loss = network(input_ids=ids, attention_mask=real, labels=labels).loss
         loss.backward()

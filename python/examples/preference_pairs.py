@@ -13,8 +13,7 @@ FOLDER = model([text for row in rows for text in row.values()])  # yours: a mode
 
 texts = ["prompt", "chosen", "rejected"]
 loader = fl.jsonl(
-    DATA, columns=[f"{text}:bytes" for text in texts], tokenizer=FOLDER, texts=texts, max_length=32, batch_size=16, shuffle=42,
-    lengths=[f"{text}_input_ids" for text in texts],
+    DATA, columns=[f"{text}:bytes" for text in texts], tokenizer=FOLDER, texts=texts, max_length=32, batch_size=16, shuffle=42
 )  # fmt: skip
 config = LlamaConfig(vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
 torch.manual_seed(1)
@@ -24,9 +23,9 @@ optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
 
 def likelihood(batch, text):
     """The logarithm of the probability of each answer behind its prompt."""
-    ids, lens = batch[f"{text}_input_ids"].long(), batch[f"{text}_input_ids.lens"]
+    ids, lens = batch[f"{text}_input_ids"].long(), batch[f"{text}_input_ids.lens"].long()
     places = torch.arange(1, ids.shape[1], device=ids.device)
-    answer = (places >= batch["prompt_input_ids.lens"][:, None]) & (places < lens[:, None])
+    answer = (places >= batch["prompt_input_ids.lens"].long()[:, None]) & (places < lens[:, None])
     logits = network(input_ids=ids).logits[:, :-1].log_softmax(-1)
     return (logits.gather(-1, ids[:, 1:, None])[..., 0] * answer).sum(-1)
 
