@@ -40,7 +40,7 @@ def test_every_recipe_has_a_page_that_is_in_the_table():
     table = (DOCS / "cookbook" / "index.md").read_text()
     pages = [page for page in PAGES if page.parent.name == "cookbook" and page.name != "index.md"]
     files = re.findall(r'--8<-- "(.*)"', "".join(page.read_text() for page in pages))
-    assert len(pages) == len(set(files)) == 12 and all(f"({page.name})" in table for page in pages)
+    assert len(pages) == len(set(files)) >= 12 and all(f"({page.name})" in table for page in pages)
     assert all((ROOT / "python" / file).is_file() for file in files)
 
 
