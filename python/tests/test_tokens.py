@@ -184,13 +184,13 @@ def documents(loader, names):
 @pytest.mark.parametrize("kept", ["lengths", "copy", "compressed", "chat"])
 def test_packed_texts_are_those_of_tokenizers(kept, tmp_path):
     folder = model(tmp_path / "model")
-    rows, names, settings = [{"text": text} for text in TEXTS * 9], ["input_ids"], {"tokenizer": folder, "max_length": 400}
+    rows, names, settings = [{"text": text} for text in TEXTS * 9], ["input_ids"], {"tokenizer": folder, "max_length": 2000}
     if kept == "chat":
         (folder / "chat_template.jinja").write_text(TEMPLATE)
         rows, names, settings = LINES * 9, ["input_ids", "loss"], settings | {"chat": True}
     path = lines(tmp_path / "a.jsonl", rows)
     right = list(zip(*(rows_of(fn.jsonl(path, **settings, **SETTINGS), name) for name in names)))
-    packed = {"tokens": 500, "bins": tmp_path / "bins", "key": 3}
+    packed = {"tokens": 2000, "bins": tmp_path / "bins", "key": 3}
     if kept == "compressed":
         path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
         path = path.with_suffix(".jsonl.gz")

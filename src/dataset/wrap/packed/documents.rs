@@ -51,9 +51,10 @@ pub(super) fn copied() -> String {
         .hint(|copied| format!("; {copied} copies them to a file from which they are packed"))
 }
 
-/// Whether the inner dataset opens the documents, and whether it knows all their lengths.
+/// Whether the inner dataset makes the documents when it opens them, and whether it knows all their
+/// lengths. Documents that are only cut out of a frame are copied as before.
 pub(super) fn opens(inner: &dyn Dataset, fields: &TokenFields) -> Result<(bool, bool)> {
-    if inner.chunked().is_some() || inner.len() == 0 {
+    if inner.chunked().is_some() || inner.len() == 0 || inner.sizes().opened_bytes_max == 0 {
         return Ok((false, false));
     }
     let mut parts = Parts::new();
