@@ -1,8 +1,8 @@
 //! The decoder of a conversation.
 //!
 //! ```text
-//! tokens:  │ <user> │ Hi │ </s> │ <assistant> │ Hel │ lo │ </s> │ zeros
-//! loss:    │   0    │ 0  │  0   │      0      │  1  │ 1  │  1   │ zeros      1: inside a {% generation %}
+//! tokens:  │ <user> │ Hi │ </s> │ <assistant> │ Good │ day │ </s> │ zeros
+//! loss:    │   0    │ 0  │  0   │      0      │  1   │  1  │  1   │ zeros    1: inside a {% generation %}
 //! ```
 
 use super::{ChatTemplate, Rendered, Settings, day};

@@ -1,6 +1,5 @@
 //! Elements and slices of sequences, by Python's indices.
 
-use super::eval::index_of;
 use super::value::{Res, Value, raised, unsupported};
 
 /// Python's slice of a sequence.
@@ -72,8 +71,8 @@ fn picked(
         },
     };
     let (first, end) = if step > 0 { (0, len) } else { (len - 1, -1) };
-    let (start, stop) = (bound(start, first)?, bound(stop, end)?);
-    let mut at = start;
+    let mut at = bound(start, first)?;
+    let stop = bound(stop, end)?;
     Ok(std::iter::from_fn(move || {
         let inside = if step > 0 { at < stop } else { at > stop };
         let this = at;
@@ -100,4 +99,10 @@ pub fn element(value: &Value, at: i64) -> Value {
         }
         _ => Value::Undefined,
     }
+}
+
+/// The place that a Python index means.
+fn index_of(at: i64, len: usize) -> Option<usize> {
+    let at = if at < 0 { at + len as i64 } else { at };
+    usize::try_from(at).ok().filter(|at| *at < len)
 }

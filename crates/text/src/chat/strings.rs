@@ -135,7 +135,8 @@ pub fn call(text: &Arc<str>, name: &'static str, args: Args) -> Res<Value> {
         }
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
-            let (old, new) = (needed(name, old)?, needed(name, new)?);
+            let old = needed(name, old)?;
+            let new = needed(name, new)?;
             replace(text, string(name, &old)?, string(name, &new)?, count)?.into()
         }
         "find" | "rfind" | "index" | "count" => {

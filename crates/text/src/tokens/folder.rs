@@ -2,7 +2,7 @@
 //!
 //! | file | what is taken |
 //! |---|---|
-//! | `tokenizer_config.json` | `chat_template`: a string, or a list of names and templates; special tokens; `added_tokens_decoder` |
+//! | `tokenizer_config.json` | `chat_template` (one, or a list with names), special tokens, `added_tokens_decoder` |
 //! | `chat_template.jinja`, `additional_chat_templates/*.jinja` | templates, instead of those above |
 //! | `special_tokens_map.json` | special tokens, if the configuration has no `added_tokens_decoder` |
 //!
@@ -11,6 +11,8 @@
 
 use super::read;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::metadata::FileKind;
+use feedline_core::storage::listing::{look, names_in};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -141,16 +143,14 @@ fn files(folder: &Path) -> Result<BTreeMap<String, String>> {
     if let Some(source) = text(&folder.join("chat_template.jinja"))? {
         templates.insert("default".to_string(), source);
     }
-    let more = folder.join("additional_chat_templates");
-    if !more.is_dir() {
+    let more = folder.join("additional_chat_templates/");
+    if !look(&more).is_ok_and(|meta| meta.kind == FileKind::Folder) {
         return Ok(templates);
     }
-    let failed = |error| Error::os(Stage::Build, "cannot list it", error).with_path(&more);
-    for entry in std::fs::read_dir(&more).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        if let Some(name) = name.and_then(|name| name.strip_suffix(".jinja"))
-            && let Some(source) = text(&path)?
+    for (file, _) in names_in(&more)? {
+        let name = file.to_str().and_then(|name| name.strip_suffix(".jinja"));
+        if let Some(name) = name
+            && let Some(source) = text(&more.join(&file))?
         {
             templates.insert(name.to_string(), source);
         }

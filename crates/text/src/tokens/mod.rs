@@ -26,7 +26,10 @@ pub(crate) use self::tokenize::{
 };
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
+use feedline_base::metadata::FileKind;
 use feedline_core::dataset::Digest;
+use feedline_core::storage::Blob;
+use feedline_core::storage::listing::look;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,12 +75,13 @@ impl Tokenizer {
     /// [`ErrorKind::Config`] for one with dropout.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = match path.is_dir() {
-            true => path.join("tokenizer.json"),
-            false => path.to_path_buf(),
+        let is_folder = look(path).is_ok_and(|meta| meta.kind == FileKind::Folder);
+        let folder = is_folder.then_some(path);
+        let file = match folder {
+            Some(folder) => folder.join("tokenizer.json"),
+            None => path.to_path_buf(),
         };
         let json = read(&file, FILE_MAX)?;
-        let folder = path.is_dir().then_some(path);
         Self::parse(&json, &file, folder).map_err(|error| error.with_path(&file))
     }
 
@@ -202,11 +206,11 @@ fn refused(error: tokenizers::Error) -> Error {
 
 /// Reads a small file whole.
 pub(crate) fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
-    let failed = |error| Error::os(Stage::Build, "cannot read it", error).with_path(path);
-    let len = std::fs::metadata(path).map_err(failed)?.len();
+    let file = Blob::open(path)?;
+    let len = file.len();
     if len > max {
         let message = format!("{len} bytes, the limit is {max}");
         return Err(Error::new(ErrorKind::Limit, Stage::Build, message).with_path(path));
     }
-    std::fs::read(path).map_err(failed)
+    file.read(0, len, "it")
 }

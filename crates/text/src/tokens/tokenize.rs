@@ -150,7 +150,8 @@ fn put<T: Element>(
 
 /// Refuses a text for which the library may need more memory than `limit`.
 pub(crate) fn check_text(text: &str, limit: usize) -> Result<()> {
-    let (len, most) = (text.len(), limit / MEMORY);
+    let len = text.len();
+    let most = limit / MEMORY;
     if len > most {
         let message = format!(
             "a text of {len} bytes, the limit is {most}: raise text_max or the memory budget"
