@@ -407,17 +407,13 @@ fn closure(number: usize, scope: &Rc<Scope>) -> Value {
 }
 
 fn holds(sign: Compare, left: &Value, right: &Value) -> Res<bool> {
-    let ordered = |name, is: fn(Ordering) -> bool| {
-        let order = left.compare(right, name)?;
-        Ok(order.is_some_and(is))
-    };
     match sign {
         Compare::Eq => left.equals(right),
         Compare::Ne => Ok(!left.equals(right)?),
-        Compare::Lt => ordered("<", Ordering::is_lt),
-        Compare::Le => ordered("<=", Ordering::is_le),
-        Compare::Gt => ordered(">", Ordering::is_gt),
-        Compare::Ge => ordered(">=", Ordering::is_ge),
+        Compare::Lt => left.is_ordered(right, "<", Ordering::is_lt),
+        Compare::Le => left.is_ordered(right, "<=", Ordering::is_le),
+        Compare::Gt => left.is_ordered(right, ">", Ordering::is_gt),
+        Compare::Ge => left.is_ordered(right, ">=", Ordering::is_ge),
         Compare::In => right.contains(left),
         Compare::NotIn => Ok(!right.contains(left)?),
     }

@@ -33,10 +33,6 @@ pub fn is_foreign(name: &str) -> bool {
 
 /// The attribute `name`, as the sandbox finds it: a method before a key.
 pub fn attribute(value: &Value, name: &str) -> Res<Value> {
-    let method = |names: &'static [&'static str]| {
-        let found = names.iter().find(|known| **known == name);
-        found.map(|known| Value::Method(Rc::new(value.clone()), known))
-    };
     Ok(match value {
         Value::Undefined => {
             return raised(format!(
@@ -47,15 +43,15 @@ pub fn attribute(value: &Value, name: &str) -> Res<Value> {
             if strings::OTHERS.contains(&name) {
                 return unsupported(format!("the method `{name}` of a string"));
             }
-            method(&strings::METHODS).unwrap_or(Value::Undefined)
+            bound(value, name, &strings::METHODS).unwrap_or(Value::Undefined)
         }
         Value::Dict(_) if HIDDEN.contains(&name) => Value::Undefined,
-        Value::Dict(dict) if name != "fromkeys" => match method(&DICT_METHODS) {
+        Value::Dict(dict) if name != "fromkeys" => match bound(value, name, &DICT_METHODS) {
             Some(method) => method,
             None => dict.get(name).cloned().unwrap_or(Value::Undefined),
         },
-        Value::List(_) => method(&LIST_METHODS).unwrap_or(Value::Undefined),
-        Value::Tuple(_) => method(&LIST_METHODS[..2]).unwrap_or(Value::Undefined),
+        Value::List(_) => bound(value, name, &LIST_METHODS).unwrap_or(Value::Undefined),
+        Value::Tuple(_) => bound(value, name, &LIST_METHODS[..2]).unwrap_or(Value::Undefined),
         Value::Namespace(dict) => dict.borrow().get(name).cloned().unwrap_or(Value::Undefined),
         Value::Loop(state) => state.attribute(name)?,
         Value::None | Value::Method(..) => Value::Undefined,
@@ -88,6 +84,12 @@ pub fn attribute(value: &Value, name: &str) -> Res<Value> {
             ));
         }
     })
+}
+
+/// The method of a value, if it is one of `names`.
+fn bound(value: &Value, name: &str, names: &'static [&'static str]) -> Option<Value> {
+    let known = names.iter().find(|known| **known == name)?;
+    Some(Value::Method(Rc::new(value.clone()), known))
 }
 
 /// `value[key]`, as the sandbox finds it: a key before a method.
@@ -182,8 +184,8 @@ pub fn function(function: Function, args: Args, day: Option<Day>) -> Res<Value> 
         Function::Range => range(args),
         Function::Namespace => {
             let dict = dict_of(args)?;
-            let is_hidden = |key: &Key| matches!(key, Key::Str(name) if name.starts_with('_'));
-            if dict.keys().any(is_hidden) {
+            let mut keys = dict.keys();
+            if keys.any(|key| matches!(key, Key::Str(name) if name.starts_with('_'))) {
                 return raised("a namespace cannot store an attribute that begins with _");
             }
             Ok(Value::Namespace(Rc::new(dict.into())))
@@ -404,10 +406,10 @@ const TESTS: &[(&str, Test)] = &[
     ("false", |value, _| Ok(matches!(value, Value::Bool(false)))),
     ("float", |value, _| Ok(matches!(value, Value::Float(_)))),
     ("ge", |value, args| {
-        ordered(value, args, ">=", |order| order.is_ge())
+        value.is_ordered(other(args)?, ">=", Ordering::is_ge)
     }),
     ("gt", |value, args| {
-        ordered(value, args, ">", |order| order.is_gt())
+        value.is_ordered(other(args)?, ">", Ordering::is_gt)
     }),
     ("in", |value, args| other(args)?.contains(value)),
     ("integer", |value, _| {
@@ -428,10 +430,10 @@ const TESTS: &[(&str, Test)] = &[
             ))
     }),
     ("le", |value, args| {
-        ordered(value, args, "<=", |order| order.is_le())
+        value.is_ordered(other(args)?, "<=", Ordering::is_le)
     }),
     ("lt", |value, args| {
-        ordered(value, args, "<", |order| order.is_lt())
+        value.is_ordered(other(args)?, "<", Ordering::is_lt)
     }),
     ("mapping", |value, _| Ok(matches!(value, Value::Dict(_)))),
     ("ne", |value, args| Ok(!value.equals(other(args)?)?)),
@@ -487,10 +489,6 @@ fn parity(value: &Value, rest: i64) -> Res<bool> {
         Some(value) => Ok(value.rem_euclid(2) == rest),
         None => unsupported(format!("odd or even of a value of type {}", value.kind())),
     }
-}
-
-fn ordered(value: &Value, args: &[Value], sign: &str, is: fn(Ordering) -> bool) -> Res<bool> {
-    Ok(value.compare(other(args)?, sign)?.is_some_and(is))
 }
 
 fn is_true(value: Option<Value>) -> bool {

@@ -227,8 +227,9 @@ impl Value {
             Self::Undefined => Rc::default(),
             Self::Str(text) | Self::Markup(text) => {
                 let mut buffer = [0; 4];
-                let letter = |letter: char| Value::from(&*letter.encode_utf8(&mut buffer));
-                Rc::new(text.chars().map(letter).collect())
+                let letters = text.chars();
+                let letters = letters.map(|letter| (&*letter.encode_utf8(&mut buffer)).into());
+                Rc::new(letters.collect())
             }
             Self::List(items) | Self::Tuple(items) | Self::View(_, items) => items.clone(),
             Self::Dict(dict) => Rc::new(dict.keys().map(Key::value).collect()),
@@ -316,6 +317,11 @@ impl Value {
             }
             _ => wrong_types(sign, self, other),
         }
+    }
+
+    /// Whether the order of both is one that `is` accepts.
+    pub fn is_ordered(&self, other: &Self, sign: &str, is: fn(Ordering) -> bool) -> Res<bool> {
+        Ok(self.compare(other, sign)?.is_some_and(is))
     }
 
     /// Python's `item in self`.
@@ -424,26 +430,27 @@ pub struct LoopState {
 
 impl LoopState {
     pub fn attribute(&self, name: &str) -> Res<Value> {
-        let len = self.items.len();
-        let int = |value: usize| Ok(Value::Int(value as i64));
-        let neighbour = |at: Option<usize>| {
-            let item = at.and_then(|at| self.items.get(at));
-            Ok(item.cloned().unwrap_or(Value::Undefined))
-        };
-        match name {
-            "index" => int(self.at + 1),
-            "index0" => int(self.at),
-            "revindex" => int(len - self.at),
-            "revindex0" => int(len - self.at - 1),
-            "first" => Ok(Value::Bool(self.at == 0)),
-            "last" => Ok(Value::Bool(self.at + 1 == len)),
-            "length" => int(len),
+        let at = self.at as i64;
+        let len = self.items.len() as i64;
+        Ok(match name {
+            "index" => Value::Int(at + 1),
+            "index0" => Value::Int(at),
+            "revindex" => Value::Int(len - at),
+            "revindex0" => Value::Int(len - at - 1),
+            "first" => Value::Bool(at == 0),
+            "last" => Value::Bool(at + 1 == len),
+            "length" => Value::Int(len),
             // Only recursive loops are deeper, for Jinja2.
-            "depth" => int(1),
-            "depth0" => int(0),
-            "previtem" => neighbour(self.at.checked_sub(1)),
-            "nextitem" => neighbour(Some(self.at + 1)),
-            _ => unsupported(format!("`loop.{name}`")),
-        }
+            "depth" => Value::Int(1),
+            "depth0" => Value::Int(0),
+            "previtem" => self.item(self.at.checked_sub(1)),
+            "nextitem" => self.item(Some(self.at + 1)),
+            _ => return unsupported(format!("`loop.{name}`")),
+        })
+    }
+
+    fn item(&self, at: Option<usize>) -> Value {
+        let item = at.and_then(|at| self.items.get(at));
+        item.cloned().unwrap_or(Value::Undefined)
     }
 }

@@ -22,7 +22,7 @@ mod tests;
 
 pub use self::tokenize::Tokenize;
 pub(crate) use self::tokenize::{
-    MEMORY, TEXT_MAX, check_dtype, check_len, check_text, cut_words, put_ids,
+    MEMORY, TEXT_MAX, check_dtype, check_len, check_text, cut_words, put_ids, refused,
 };
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
@@ -111,7 +111,7 @@ impl Tokenizer {
                 digest = digest.bytes(token.content.as_bytes());
                 digest = digest.words(&folder::flags(token).map(u64::from));
             }
-            inner.add_tokens(added).map_err(refused)?;
+            inner.add_tokens(added).map_err(no_ids)?;
         }
         inner.with_padding(None);
         inner.with_truncation(None).expect("none is always legal");
@@ -169,7 +169,7 @@ impl Tokenizer {
 
     fn encoding(&self, text: &str, special: bool) -> Result<Encoding> {
         let encoding = self.0.inner.encode_fast(text, special);
-        encoding.map_err(refused)
+        encoding.map_err(no_ids)
     }
 
     /// The ids of a text, with the characters of each if `spans` is `true`.
@@ -178,7 +178,7 @@ impl Tokenizer {
             return self.encoding(text, false);
         }
         let encoding = self.0.inner.encode_char_offsets(text, false);
-        encoding.map_err(refused)
+        encoding.map_err(no_ids)
     }
 
     /// The ids of a text cut to `max` tokens, its special tokens among them.
@@ -196,11 +196,11 @@ impl Tokenizer {
             return Ok(encoding);
         }
         let encoding = self.0.inner.post_process(encoding, None, true);
-        encoding.map_err(refused)
+        encoding.map_err(no_ids)
     }
 }
 
-fn refused(error: tokenizers::Error) -> Error {
+fn no_ids(error: tokenizers::Error) -> Error {
     Error::decode(format!("the tokenizer refused the text: {error}"))
 }
 

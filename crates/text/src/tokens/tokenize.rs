@@ -172,7 +172,6 @@ fn text(input: &[u8]) -> Result<&str> {
 impl Decoder for Tokenize {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         let Self { tokenizer, max, .. } = self;
-        let refused = |message| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if input.encoding != Encoding::Bytes {
             return refused(format!(
                 "field `{}` is {}, not a text",
@@ -202,6 +201,11 @@ impl Decoder for Tokenize {
         }?;
         put_ids(encoding.get_ids(), ctx.fields().start, out)
     }
+}
+
+/// An error of the settings.
+pub(crate) fn refused<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, Stage::Build, message))
 }
 
 /// Refuses more tokens than a row has.
