@@ -16,10 +16,12 @@ transformers = pytest.importorskip("transformers")
 
 FIXTURES = Path(__file__).parents[2] / "tests/fixtures"
 KINDS = ["bpe", "wordpiece", "unigram"]
-TEXTS = ["", "Hello, tokens", "Größe <s>🙂 e\u0301", "a  b\0\n\t\x7f", "日本語 мир Ελλάδα नमस्ते مرحبا", "x" * 300, "</s><|im_start|>user\n", "\u200b\u2028ﬁ"]
+TEXTS = ["", "Hello, tokens", "Größe <s>🙂 e\u0301", "a  b\0\n\t\x7f", "日本語 мир Ελλάδα नमस्ते مرحبا"]
+TEXTS += ["x" * 300, "</s><|im_start|>user\n", "\u200b\u2028ﬁ"]
 SETTINGS = {"device": "cpu", "shard": None, "batch_size": 4}
 TEMPLATE = """{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}
-{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}{% if tools %}
+{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}
+{% else %}{{ m.content }}{% if tools %}
 {{ tools | tojson }}{% endif %}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}{% if mark is defined %}{{ mark }}{% endif %}"""
 LINES = [
     {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f" {text}\n"}] * (1 + number % 2)}
@@ -87,8 +89,8 @@ def test_conversations_are_those_of_transformers(tmp_path):
     cut = fn.jsonl(path, tokenizer=folder, chat=True, max_length=20, truncation="left", **SETTINGS)
     assert list(rows_of(cut)) == [row["input_ids"][-20:] for row in expected]
     assert list(rows_of(cut, "loss")) == [row["assistant_masks"][-20:] for row in expected]
-    several = fn.jsonl(path, columns=["messages:json", "x:json"], missing_zero=True, tokenizer=folder, texts=["messages"], chat=True, max_length=2000,
-                       up_to={"x": 9}, **SETTINGS)  # fmt: skip
+    both = {"columns": ["messages:json", "x:json"], "missing_zero": True, "up_to": {"x": 9}}
+    several = fn.jsonl(path, tokenizer=folder, texts=["messages"], chat=True, max_length=2000, **both, **SETTINGS)
     bare = [judge.apply_chat_template(line["messages"])["input_ids"] for line in LINES]
     assert list(rows_of(several)) == bare
 
@@ -116,10 +118,12 @@ def test_snippets_of_the_fixture_are_those_of_jinja2(monkeypatch):
 
 def test_a_folder_is_read_as_by_transformers(tmp_path):
     named = [{"name": "default", "template": "d{{ eos_token }}"}, {"name": "rag", "template": "r{{ messages[0].content }}"}]
-    token = {"__type": "AddedToken", "content": "<pad>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    token = {"__type": "AddedToken", "content": "<pad>"} | dict.fromkeys(["lstrip", "normalized", "rstrip", "single_word"], False)
+    added = {"400": {**token, "content": "tok", "special": True}}
+    legacy = {"bos_token": {**token, "content": "<|im_start|>", "special": True}}
     folders = {
         "list": model(tmp_path / "list", chat_template=named, pad_token=token, eos_token={**token, "content": "<|im_end|>"}),
-        "added": model(tmp_path / "added", chat_template="{{ messages[0].content }}", added_tokens_decoder={"400": {**token, "content": "tok", "special": True}}),
+        "added": model(tmp_path / "added", chat_template="{{ messages[0].content }}", added_tokens_decoder=added),
         "file": model(tmp_path / "file", chat_template="not this"),
         "files": model(tmp_path / "files"),
         "legacy": model(tmp_path / "legacy", chat_template="{{ bos_token }}{{ eos_token }}"),
@@ -128,7 +132,7 @@ def test_a_folder_is_read_as_by_transformers(tmp_path):
     (folders["files"] / "chat_template.jinja").write_text("a")
     (folders["files"] / "additional_chat_templates").mkdir()
     (folders["files"] / "additional_chat_templates/rag.jinja").write_text("b<pad>")
-    (folders["legacy"] / "special_tokens_map.json").write_text(json.dumps({"bos_token": {**token, "content": "<|im_start|>", "special": True}}))
+    (folders["legacy"] / "special_tokens_map.json").write_text(json.dumps(legacy))
     conversation = [{"role": "user", "content": "tokens <pad> <s>"}]
     path = lines(tmp_path / "a.jsonl", [{"messages": conversation}])
     for name, folder in folders.items():
@@ -143,7 +147,8 @@ def test_a_folder_is_read_as_by_transformers(tmp_path):
 
 
 def test_what_is_wrong_is_told_with_its_file_and_line(tmp_path):
-    folder = model(tmp_path / "model", chat_template="{% if messages[0].role != 'user' %}{{ raise_exception('no user') }}{% endif %}")
+    template = "{% if messages[0].role != 'user' %}{{ raise_exception('no user') }}{% endif %}"
+    folder = model(tmp_path / "model", chat_template=template)
     user = {"role": "user", "content": "x"}
     for row, message in [
         ({"messages": []}, "the conversation is empty"),

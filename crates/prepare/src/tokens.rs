@@ -109,17 +109,16 @@ impl TokenFiles {
     /// at the end of a file.
     #[must_use]
     pub fn left_out(mut self, damage: &[Damage]) -> Self {
-        let line = |damage: &Damage| {
-            let message = format!("{}: {}", damage.kind.as_str(), damage.message);
+        let lines = damage.iter().map(|damage| {
+            let kind = damage.kind.as_str();
+            let message = format!("{kind}: {}", damage.message);
             let error = Error::new(ErrorKind::Decode, Stage::Index, message)
                 .with_path(&damage.path)
                 .with_range(damage.offset, damage.len);
-            ledger_line(&escaped(&damage.path), &error)
-        };
-        self.settings.left_out = damage
-            .iter()
-            .map(|damage| (line(damage), damage.kind.as_str().into(), damage.samples))
-            .collect();
+            let line = ledger_line(&escaped(&damage.path), &error);
+            (line, kind.into(), damage.samples)
+        });
+        self.settings.left_out = lines.collect();
         self
     }
 

@@ -63,7 +63,6 @@ pub struct Tokenized<D> {
 
 impl<D: Dataset> Tokenized<D> {
     pub(crate) fn new(inner: D, name: &str, ids: Arc<dyn ToIds>) -> Result<Self> {
-        let refused = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let mut schema = inner.schema().to_vec();
         let Some(field) = schema.iter().position(|known| known.name == name) else {
             return refused(no_field(&schema, name));
@@ -73,9 +72,9 @@ impl<D: Dataset> Tokenized<D> {
             return refused(format!("field `{name}` is {encoding}; a text is expected"));
         }
         let has_loss = ids.has_loss();
-        let is_taken = |known: &&EncodedField| known.name == NAME || has_loss && known.name == LOSS;
-        if let Some(taken) = schema.iter().find(is_taken) {
-            return refused(format!("the dataset has a field `{}` already", taken.name));
+        let mut names = schema.iter().map(|known| known.name.as_str());
+        if let Some(taken) = names.find(|name| *name == NAME || has_loss && *name == LOSS) {
+            return refused(format!("the dataset has a field `{taken}` already"));
         }
         let mut is_framed = false;
         if inner.chunked().is_none() && inner.len() > 0 {
@@ -137,6 +136,10 @@ impl<D: Dataset> Tokenized<D> {
         out.extend_from_slice(bytemuck::cast_slice(&ids));
         Ok(())
     }
+}
+
+fn refused<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, Stage::Index, message))
 }
 
 impl<D: Dataset> Dataset for Tokenized<D> {

@@ -287,19 +287,16 @@ impl Texts<'_> {
         let opened = Plain::new(self.dataset)
             .chunk(chunk)
             .map_err(|error| error.with_member(chunks.chunk_name(chunk)))?;
-        let row = |row: usize| {
+        let rows = (0..opened.rows()).into_par_iter().with_min_len(RUN);
+        let made = rows.map(|row| {
             let bytes = opened.row(self.number, row).unwrap_or_default();
             self.make(bytes).map_err(|error| {
                 error
                     .with_sample(first + row as u64)
                     .with_member(chunks.chunk_name(chunk))
             })
-        };
-        Ok((0..opened.rows())
-            .into_par_iter()
-            .with_min_len(RUN)
-            .map(row)
-            .collect())
+        });
+        Ok(made.collect())
     }
 
     fn make(&self, bytes: &[u8]) -> Made {

@@ -1,7 +1,9 @@
 //! A day as text, by Python's `strftime`.
 
-use super::eval::Day;
 use super::value::{Res, unsupported};
+
+/// Year, month, day.
+pub type Day = (i32, u32, u32);
 
 const MONTHS: [&str; 12] = [
     "January",

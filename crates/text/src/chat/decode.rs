@@ -1,14 +1,14 @@
 //! The decoder of a conversation.
 //!
 //! ```text
-//! tokens:  │ <user> │ Hi │ </s> │ <assistant> │ Hel │ lo │ </s> │ zeros
-//! loss:    │   0    │ 0  │  0   │      0      │  1  │ 1  │  1   │ zeros      1: inside a {% generation %}
+//! tokens:  │ <user> │ Hi │ </s> │ <assistant> │ Good │ day │ </s> │ zeros
+//! loss:    │   0    │ 0  │  0   │      0      │  1   │  1  │  1   │ zeros    1: inside a {% generation %}
 //! ```
 
 use super::{ChatTemplate, Rendered, Settings, day};
 use crate::jsonl::json;
 use crate::tokens::{
-    MEMORY, TEXT_MAX, Tokenizer, check_dtype, check_len, check_text, cut_words, put_ids,
+    MEMORY, TEXT_MAX, Tokenizer, check_dtype, check_len, check_text, cut_words, put_ids, refused,
 };
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::decode::{Ctx, Decoder, ToIds};
@@ -133,7 +133,6 @@ impl Chat {
 
 impl Decoder for Chat {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
-        let refused = |message| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if input.encoding != Encoding::Bytes {
             let name = &input.name;
             return refused(format!(

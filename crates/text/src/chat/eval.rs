@@ -8,97 +8,20 @@
 //! Limits: [`OUTPUT_MAX`] bytes of output, [`DEPTH_MAX`] macros inside each other. Invariants: each pass of
 //! a loop has variables of its own; a macro sees the variables of where it was defined.
 
+use super::day::Day;
 use super::methods::{self, FUNCTIONS};
 use super::python::str_of;
 use super::slices;
 use super::strings::Args;
-use super::syntax::{Apply, Arg, Compare, Expr, For, Literal, Macro, Name, Program, Stmt, Target};
-use super::value::{Dict, Key, Res, Value, raised, unsupported, wrong_types};
-use std::cell::RefCell;
+use super::syntax::{Apply, Arg, Compare, Expr, For, Literal, Program, Stmt, Target};
+use super::value::{
+    Closure, Dict, Key, LoopState, OUTPUT_MAX, Res, Scope, Value, raised, unsupported, wrong_types,
+};
 use std::cmp::Ordering;
 use std::rc::Rc;
-use std::sync::Arc;
-
-/// Maximum bytes of a rendered text.
-pub const OUTPUT_MAX: usize = 64 << 20;
 
 /// Maximum macros inside each other.
 const DEPTH_MAX: usize = 60;
-
-/// A day for `strftime_now`: year, month, day.
-pub type Day = (i32, u32, u32);
-
-pub struct Scope {
-    vars: RefCell<Vec<(Name, Value)>>,
-    outer: Option<Rc<Scope>>,
-}
-
-impl Scope {
-    fn new(outer: Option<Rc<Scope>>) -> Rc<Self> {
-        let vars = RefCell::default();
-        Rc::new(Self { vars, outer })
-    }
-
-    fn inside(outer: &Rc<Scope>) -> Rc<Self> {
-        Self::new(Some(outer.clone()))
-    }
-
-    fn get(&self, name: Name) -> Option<Value> {
-        let vars = self.vars.borrow();
-        let found = vars.iter().find(|(known, _)| *known == name);
-        match (found, &self.outer) {
-            (Some((_, value)), _) => Some(value.clone()),
-            (None, Some(outer)) => outer.get(name),
-            (None, None) => None,
-        }
-    }
-
-    fn set(&self, name: Name, value: Value) {
-        let mut vars = self.vars.borrow_mut();
-        match vars.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, place)) => *place = value,
-            None => vars.push((name, value)),
-        }
-    }
-}
-
-/// A macro and the scope where it was defined.
-pub struct Closure {
-    decl: Arc<Macro>,
-    scope: Rc<Scope>,
-}
-
-/// The variable `loop`.
-pub struct LoopState {
-    pub items: Rc<Vec<Value>>,
-    at: usize,
-}
-
-impl LoopState {
-    pub fn attribute(&self, name: &str) -> Res<Value> {
-        let len = self.items.len();
-        let int = |value: usize| Ok(Value::Int(value as i64));
-        let neighbour = |at: Option<usize>| {
-            let item = at.and_then(|at| self.items.get(at));
-            Ok(item.cloned().unwrap_or(Value::Undefined))
-        };
-        match name {
-            "index" => int(self.at + 1),
-            "index0" => int(self.at),
-            "revindex" => int(len - self.at),
-            "revindex0" => int(len - self.at - 1),
-            "first" => Ok(Value::Bool(self.at == 0)),
-            "last" => Ok(Value::Bool(self.at + 1 == len)),
-            "length" => int(len),
-            // Only recursive loops are deeper, for Jinja2.
-            "depth" => int(1),
-            "depth0" => int(0),
-            "previtem" => neighbour(self.at.checked_sub(1)),
-            "nextitem" => neighbour(Some(self.at + 1)),
-            _ => unsupported(format!("`loop.{name}`")),
-        }
-    }
-}
 
 /// A rendered text, and the ranges of its characters that `{% generation %}` blocks printed.
 pub struct Rendered {
@@ -114,7 +37,7 @@ enum Flow {
     Break,
 }
 
-pub struct Eval<'a> {
+struct Eval<'a> {
     program: &'a Program,
     day: Option<Day>,
     /// The text, and above it the text of each macro and block that runs.
@@ -233,8 +156,8 @@ impl Eval<'_> {
                 }
                 return self.run(body, &inner);
             }
-            Stmt::Macro(name, decl) => scope.set(*name, closure(decl, scope)),
-            Stmt::Call(call, decl) => self.call_block(call, decl, scope)?,
+            Stmt::Macro(name, number) => scope.set(*name, closure(*number, scope)),
+            Stmt::Call(call, number) => self.call_block(call, *number, scope)?,
             Stmt::Generation(body) => self.generation(body, scope)?,
             Stmt::Continue => return Ok(Flow::Continue),
             Stmt::Break => return Ok(Flow::Break),
@@ -294,13 +217,13 @@ impl Eval<'_> {
         self.print(&text)
     }
 
-    fn call_block(&mut self, call: &Expr, decl: &Arc<Macro>, scope: &Rc<Scope>) -> Res<()> {
+    fn call_block(&mut self, call: &Expr, number: usize, scope: &Rc<Scope>) -> Res<()> {
         let Expr::Call(callee, args) = call else {
             return unsupported("a call block without a call");
         };
         let callee = self.expr(callee, scope)?;
         let mut args = self.args(args, scope)?;
-        args.named.push(("caller".into(), closure(decl, scope)));
+        args.named.push(("caller".into(), closure(number, scope)));
         let value = self.call(&callee, args)?;
         self.print_value(&value)
     }
@@ -308,7 +231,7 @@ impl Eval<'_> {
     fn filtered(&mut self, value: Value, filters: &[Apply], scope: &Rc<Scope>) -> Res<Value> {
         filters.iter().try_fold(value, |value, apply| {
             let args = self.args(&apply.args, scope)?;
-            (apply.filter)(self, value, args)
+            (apply.filter)(value, args)
         })
     }
 
@@ -326,7 +249,7 @@ impl Eval<'_> {
     fn call(&mut self, callee: &Value, args: Args) -> Res<Value> {
         match callee {
             Value::Method(value, name) => methods::method(value, name, args),
-            Value::Function(function) => methods::function(self, *function, args),
+            Value::Function(function) => methods::function(*function, args, self.day),
             Value::Macro(closure) => self.call_macro(closure, args),
             Value::Undefined => raised("what is called is undefined"),
             Value::Loop(_) => unsupported("a recursive loop"),
@@ -335,8 +258,8 @@ impl Eval<'_> {
     }
 
     fn call_macro(&mut self, closure: &Closure, args: Args) -> Res<Value> {
-        let Closure { decl, scope } = closure;
-        let inner = Scope::inside(scope);
+        let decl = &self.program.macros[closure.number];
+        let inner = Scope::inside(&closure.scope);
         let name = &decl.name;
         if args.pos.len() > decl.params.len() {
             let count = decl.params.len();
@@ -390,7 +313,7 @@ impl Eval<'_> {
             Expr::Attr(of, name) => methods::attribute(&self.expr(of, scope)?, name)?,
             Expr::Item(both) => {
                 let value = self.expr(&both.0, scope)?;
-                item(&value, &self.expr(&both.1, scope)?)?
+                methods::item(&value, &self.expr(&both.1, scope)?)?
             }
             Expr::Slice(parts) => {
                 let value = self.expr(&parts.0, scope)?;
@@ -442,7 +365,7 @@ impl Eval<'_> {
             Expr::Filter(of, apply) => {
                 let value = self.expr(of, scope)?;
                 let args = self.args(&apply.args, scope)?;
-                (apply.filter)(self, value, args)?
+                (apply.filter)(value, args)?
             }
             Expr::Test(of, test, args) => {
                 let value = self.expr(of, scope)?;
@@ -476,37 +399,21 @@ impl Eval<'_> {
     fn all(&mut self, items: &[Expr], scope: &Rc<Scope>) -> Res<Vec<Value>> {
         items.iter().map(|item| self.expr(item, scope)).collect()
     }
-
-    /// `strftime_now`: the day that was given, for rows depend on nothing else.
-    pub fn now(&self, format: &str) -> Res<Value> {
-        match self.day {
-            Some(day) => super::day::strftime(day, format).map(Value::from),
-            None => {
-                unsupported("`strftime_now`: the text depends on the day, so give it by `today`")
-            }
-        }
-    }
 }
 
-fn closure(decl: &Arc<Macro>, scope: &Rc<Scope>) -> Value {
-    Value::Macro(Rc::new(Closure {
-        decl: decl.clone(),
-        scope: scope.clone(),
-    }))
+fn closure(number: usize, scope: &Rc<Scope>) -> Value {
+    let scope = scope.clone();
+    Value::Macro(Rc::new(Closure { number, scope }))
 }
 
 fn holds(sign: Compare, left: &Value, right: &Value) -> Res<bool> {
-    let ordered = |name, is: fn(Ordering) -> bool| {
-        let order = left.compare(right, name)?;
-        Ok(order.is_some_and(is))
-    };
     match sign {
         Compare::Eq => left.equals(right),
         Compare::Ne => Ok(!left.equals(right)?),
-        Compare::Lt => ordered("<", Ordering::is_lt),
-        Compare::Le => ordered("<=", Ordering::is_le),
-        Compare::Gt => ordered(">", Ordering::is_gt),
-        Compare::Ge => ordered(">=", Ordering::is_ge),
+        Compare::Lt => left.is_ordered(right, "<", Ordering::is_lt),
+        Compare::Le => left.is_ordered(right, "<=", Ordering::is_le),
+        Compare::Gt => left.is_ordered(right, ">", Ordering::is_gt),
+        Compare::Ge => left.is_ordered(right, ">=", Ordering::is_ge),
         Compare::In => right.contains(left),
         Compare::NotIn => Ok(!right.contains(left)?),
     }
@@ -529,7 +436,8 @@ fn assign(target: &Target, value: Value, scope: &Rc<Scope>) -> Res<()> {
         Target::All(targets) => {
             let items = value.iterate()?;
             if items.len() != targets.len() {
-                let (count, wanted) = (items.len(), targets.len());
+                let count = items.len();
+                let wanted = targets.len();
                 return raised(format!("{count} values to unpack, {wanted} expected"));
             }
             for (target, item) in targets.iter().zip(&*items) {
@@ -538,32 +446,4 @@ fn assign(target: &Target, value: Value, scope: &Rc<Scope>) -> Res<()> {
         }
     }
     Ok(())
-}
-
-/// The place that a Python index means.
-pub fn index_of(at: i64, len: usize) -> Option<usize> {
-    let at = if at < 0 { at + len as i64 } else { at };
-    usize::try_from(at).ok().filter(|at| *at < len)
-}
-
-/// `value[key]`, as the sandbox finds it: a key before a method.
-pub fn item(value: &Value, key: &Value) -> Res<Value> {
-    if let (Value::Undefined, _) = (value, key) {
-        return raised("an item of an undefined value");
-    }
-    if let Some(at) = key.as_int() {
-        return match value {
-            Value::Dict(dict) => Ok(dict.get(&Key::Int(at)).cloned().unwrap_or(Value::Undefined)),
-            Value::Markup(_) | Value::Range(..) => unsupported("an item of this value"),
-            _ => Ok(slices::element(value, at)),
-        };
-    }
-    match (value, key.as_str()) {
-        (Value::Dict(dict), Some(key)) => match dict.get(&**key) {
-            Some(value) => Ok(value.clone()),
-            None => methods::attribute(value, key),
-        },
-        (_, Some(name)) => methods::attribute(value, name),
-        _ => Ok(Value::Undefined),
-    }
 }

@@ -2,23 +2,15 @@
 //!
 //! The names that are missing here are refused when the template is read.
 
-use super::eval::{Eval, item};
+use super::day::{self, Day};
+use super::operators::{Binary, percent};
 use super::python::{Json, str_of};
+use super::slices;
 use super::strings::{self, Args, needed, string};
-use super::value::{Dict, Fail, Key, Res, Value, raised, unsupported};
+use super::value::{Dict, Fail, Function, Key, Res, Value, raised, unsupported};
 use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// A function of all templates.
-#[derive(Clone, Copy)]
-pub enum Function {
-    Range,
-    Namespace,
-    Dict,
-    Raise,
-    Now,
-}
 
 pub const FUNCTIONS: [(&str, Function); 5] = [
     ("range", Function::Range),
@@ -41,29 +33,25 @@ pub fn is_foreign(name: &str) -> bool {
 
 /// The attribute `name`, as the sandbox finds it: a method before a key.
 pub fn attribute(value: &Value, name: &str) -> Res<Value> {
-    let method = |names: &'static [&'static str]| {
-        let found = names.iter().find(|known| **known == name);
-        found.map(|known| Value::Method(Rc::new(value.clone()), known))
-    };
     Ok(match value {
         Value::Undefined => {
             return raised(format!(
-                "a value is undefined, and `.{name}` of it is asked for"
+                "the attribute `{name}` of an undefined value is asked for"
             ));
         }
         Value::Str(_) | Value::Markup(_) => {
             if strings::OTHERS.contains(&name) {
                 return unsupported(format!("the method `{name}` of a string"));
             }
-            method(&strings::METHODS).unwrap_or(Value::Undefined)
+            bound(value, name, &strings::METHODS).unwrap_or(Value::Undefined)
         }
         Value::Dict(_) if HIDDEN.contains(&name) => Value::Undefined,
-        Value::Dict(dict) if name != "fromkeys" => match method(&DICT_METHODS) {
+        Value::Dict(dict) if name != "fromkeys" => match bound(value, name, &DICT_METHODS) {
             Some(method) => method,
             None => dict.get(name).cloned().unwrap_or(Value::Undefined),
         },
-        Value::List(_) => method(&LIST_METHODS).unwrap_or(Value::Undefined),
-        Value::Tuple(_) => method(&LIST_METHODS[..2]).unwrap_or(Value::Undefined),
+        Value::List(_) => bound(value, name, &LIST_METHODS).unwrap_or(Value::Undefined),
+        Value::Tuple(_) => bound(value, name, &LIST_METHODS[..2]).unwrap_or(Value::Undefined),
         Value::Namespace(dict) => dict.borrow().get(name).cloned().unwrap_or(Value::Undefined),
         Value::Loop(state) => state.attribute(name)?,
         Value::None | Value::Method(..) => Value::Undefined,
@@ -96,6 +84,34 @@ pub fn attribute(value: &Value, name: &str) -> Res<Value> {
             ));
         }
     })
+}
+
+/// The method of a value, if it is one of `names`.
+fn bound(value: &Value, name: &str, names: &'static [&'static str]) -> Option<Value> {
+    let known = names.iter().find(|known| **known == name)?;
+    Some(Value::Method(Rc::new(value.clone()), known))
+}
+
+/// `value[key]`, as the sandbox finds it: a key before a method.
+pub fn item(value: &Value, key: &Value) -> Res<Value> {
+    if let (Value::Undefined, _) = (value, key) {
+        return raised("an item of an undefined value");
+    }
+    if let Some(at) = key.as_int() {
+        return match value {
+            Value::Dict(dict) => Ok(dict.get(&Key::Int(at)).cloned().unwrap_or(Value::Undefined)),
+            Value::Markup(_) | Value::Range(..) => unsupported("an item of this value"),
+            _ => Ok(slices::element(value, at)),
+        };
+    }
+    match (value, key.as_str()) {
+        (Value::Dict(dict), Some(key)) => match dict.get(&**key) {
+            Some(value) => Ok(value.clone()),
+            None => attribute(value, key),
+        },
+        (_, Some(name)) => attribute(value, name),
+        _ => Ok(Value::Undefined),
+    }
 }
 
 /// Calls a method of a value.
@@ -163,13 +179,13 @@ fn items(dict: &Dict) -> Vec<Value> {
 }
 
 /// Calls a function of all templates.
-pub fn function(eval: &Eval<'_>, function: Function, args: Args) -> Res<Value> {
+pub fn function(function: Function, args: Args, day: Option<Day>) -> Res<Value> {
     match function {
         Function::Range => range(args),
         Function::Namespace => {
             let dict = dict_of(args)?;
-            let is_hidden = |key: &Key| matches!(key, Key::Str(name) if name.starts_with('_'));
-            if dict.keys().any(is_hidden) {
+            let mut keys = dict.keys();
+            if keys.any(|key| matches!(key, Key::Str(name) if name.starts_with('_'))) {
                 return raised("a namespace cannot store an attribute that begins with _");
             }
             Ok(Value::Namespace(Rc::new(dict.into())))
@@ -184,7 +200,14 @@ pub fn function(eval: &Eval<'_>, function: Function, args: Args) -> Res<Value> {
         Function::Now => {
             let [format] = args.bind("strftime_now", ["format"])?;
             let format = needed("strftime_now", format)?;
-            eval.now(string("strftime_now", &format)?)
+            let format = string("strftime_now", &format)?;
+            // Rows depend on nothing but the data and the settings, so a clock is not asked.
+            match day {
+                Some(day) => day::strftime(day, format).map(Value::from),
+                None => unsupported(
+                    "`strftime_now`: the text depends on the day, so give it by `today`",
+                ),
+            }
         }
     }
 }
@@ -217,48 +240,11 @@ fn range(args: Args) -> Res<Value> {
     Ok(range)
 }
 
-/// `'…' % value`.
-pub fn percent(format: &str, value: &Value) -> Res<Value> {
-    let args = match value {
-        Value::Tuple(items) => items.to_vec(),
-        Value::Dict(_) => return unsupported("a string is formatted with a dict"),
-        other => vec![other.clone()],
-    };
-    let mut args = args.iter();
-    let mut text = String::new();
-    let mut rest = format;
-    while let Some((before, after)) = rest.split_once('%') {
-        text.push_str(before);
-        let kind = after.chars().next();
-        rest = after.get(1..).unwrap_or_default();
-        match (
-            kind,
-            kind.filter(|kind| *kind != '%').and_then(|_| args.next()),
-        ) {
-            (Some('%'), _) => text.push('%'),
-            (Some('s'), Some(value)) => str_of(value, &mut text)?,
-            (Some('d' | 'i'), Some(value)) => match value.as_int() {
-                Some(int) => text.push_str(&int.to_string()),
-                None => return unsupported(format!("%d of a value of type {}", value.kind())),
-            },
-            (Some('s' | 'd' | 'i'), None) => {
-                return raised("not enough arguments for format string");
-            }
-            _ => return unsupported(format!("the string format {format:?}")),
-        }
-    }
-    if args.next().is_some() {
-        return raised("not all arguments converted during string formatting");
-    }
-    text.push_str(rest);
-    Ok(text.into())
-}
-
-pub type Filter = fn(&Eval<'_>, Value, Args) -> Res<Value>;
+pub type Filter = fn(Value, Args) -> Res<Value>;
 pub type Test = fn(&Value, &[Value]) -> Res<bool>;
 
 const FILTERS: &[(&str, Filter)] = &[
-    ("abs", |_, value, args| {
+    ("abs", |value, args| {
         let [] = args.bind("abs", [])?;
         match value {
             Value::Int(int) if int > i64::MIN => Ok(Value::Int(int.abs())),
@@ -266,7 +252,7 @@ const FILTERS: &[(&str, Filter)] = &[
             _ => unsupported(format!("abs of a value of type {}", value.kind())),
         }
     }),
-    ("capitalize", |_, value, args| {
+    ("capitalize", |value, args| {
         let [] = args.bind("capitalize", [])?;
         strings::capitalize(&text_of(&value)?).map(Value::from)
     }),
@@ -274,7 +260,7 @@ const FILTERS: &[(&str, Filter)] = &[
     ("d", default),
     ("default", default),
     ("dictsort", dictsort),
-    ("first", |_, value, args| {
+    ("first", |value, args| {
         let [] = args.bind("first", [])?;
         Ok(value
             .iterate()?
@@ -282,11 +268,11 @@ const FILTERS: &[(&str, Filter)] = &[
             .cloned()
             .unwrap_or(Value::Undefined))
     }),
-    ("float", |_, value, args| {
+    ("float", |value, args| {
         let [default] = args.bind("float", ["default"])?;
         Ok(number(&value)?.map_or_else(|| default.unwrap_or(Value::Float(0.0)), Value::Float))
     }),
-    ("format", |_, value, args| {
+    ("format", |value, args| {
         if !args.named.is_empty() {
             return unsupported("format with names");
         }
@@ -294,7 +280,7 @@ const FILTERS: &[(&str, Filter)] = &[
     }),
     ("indent", indent),
     ("int", int),
-    ("items", |_, value, args| {
+    ("items", |value, args| {
         let [] = args.bind("items", [])?;
         match value {
             Value::Undefined => Ok(Value::generator(Vec::new())),
@@ -303,7 +289,7 @@ const FILTERS: &[(&str, Filter)] = &[
         }
     }),
     ("join", join),
-    ("last", |_, value, args| {
+    ("last", |value, args| {
         let [] = args.bind("last", [])?;
         if matches!(value, Value::Generator(_) | Value::Undefined) {
             return raised(format!("'{}' object is not reversible", value.kind()));
@@ -311,32 +297,26 @@ const FILTERS: &[(&str, Filter)] = &[
         Ok(value.iterate()?.last().cloned().unwrap_or(Value::Undefined))
     }),
     ("length", length),
-    ("list", |_, value, args| {
+    ("list", |value, args| {
         let [] = args.bind("list", [])?;
         Ok(Value::List(value.iterate()?))
     }),
-    ("lower", |_, value, args| {
+    ("lower", |value, args| {
         let [] = args.bind("lower", [])?;
         Ok(text_of(&value)?.to_lowercase().into())
     }),
     ("map", map),
-    ("max", |_, value, args| {
-        extreme(value, args, Ordering::Greater)
-    }),
-    ("min", |_, value, args| extreme(value, args, Ordering::Less)),
-    ("reject", |eval, value, args| {
-        select(eval, value, args, false, false)
-    }),
-    ("rejectattr", |eval, value, args| {
-        select(eval, value, args, true, false)
-    }),
-    ("replace", |_, value, args| {
+    ("max", |value, args| extreme(value, args, Ordering::Greater)),
+    ("min", |value, args| extreme(value, args, Ordering::Less)),
+    ("reject", |value, args| select(value, args, false, false)),
+    ("rejectattr", |value, args| select(value, args, true, false)),
+    ("replace", |value, args| {
         let [old, new, count] = args.bind("replace", ["old", "new", "count"])?;
         let old = text_of(&needed("replace", old)?)?;
         let new = text_of(&needed("replace", new)?)?;
         strings::replace(&text_of(&value)?, &old, &new, count).map(Value::from)
     }),
-    ("reverse", |_, value, args| {
+    ("reverse", |value, args| {
         let [] = args.bind("reverse", [])?;
         match &value {
             Value::Str(text) => Ok(text.chars().rev().collect::<String>().into()),
@@ -346,19 +326,15 @@ const FILTERS: &[(&str, Filter)] = &[
             _ => unsupported(format!("reverse of a value of type {}", value.kind())),
         }
     }),
-    ("safe", |_, value, args| {
+    ("safe", |value, args| {
         let [] = args.bind("safe", [])?;
         let mut text = String::new();
         str_of(&value, &mut text)?;
         Ok(Value::Markup(text.into()))
     }),
-    ("select", |eval, value, args| {
-        select(eval, value, args, false, true)
-    }),
-    ("selectattr", |eval, value, args| {
-        select(eval, value, args, true, true)
-    }),
-    ("sort", |_, value, args| {
+    ("select", |value, args| select(value, args, false, true)),
+    ("selectattr", |value, args| select(value, args, true, true)),
+    ("sort", |value, args| {
         let [reverse, cased, attribute] =
             args.bind("sort", ["reverse", "case_sensitive", "attribute"])?;
         let items = value.iterate()?.to_vec();
@@ -366,30 +342,30 @@ const FILTERS: &[(&str, Filter)] = &[
             path(item, attribute.as_ref())
         })
     }),
-    ("string", |_, value, args| {
+    ("string", |value, args| {
         let [] = args.bind("string", [])?;
         match value {
             Value::Str(_) | Value::Markup(_) => Ok(value),
             _ => text_of(&value).map(Value::Str),
         }
     }),
-    ("sum", |_, value, args| {
+    ("sum", |value, args| {
         let [attribute, start] = args.bind("sum", ["attribute", "start"])?;
         let mut sum = start.unwrap_or(Value::Int(0));
         for item in &*value.iterate()? {
-            sum = super::value::Binary::Add.of(&sum, &path(item, attribute.as_ref())?)?;
+            sum = Binary::Add.of(&sum, &path(item, attribute.as_ref())?)?;
         }
         Ok(sum)
     }),
     ("tojson", tojson),
-    ("trim", |_, value, args| {
+    ("trim", |value, args| {
         let [chars] = args.bind("trim", ["chars"])?;
         match &value {
             Value::Markup(text) => Ok(Value::Markup(strings::strip(text, "strip", chars)?.into())),
             _ => Ok(strings::strip(&text_of(&value)?, "strip", chars)?.into()),
         }
     }),
-    ("unique", |_, value, args| {
+    ("unique", |value, args| {
         let [cased, attribute] = args.bind("unique", ["case_sensitive", "attribute"])?;
         let cased = is_true(cased);
         let mut seen: Vec<Value> = Vec::new();
@@ -403,7 +379,7 @@ const FILTERS: &[(&str, Filter)] = &[
         }
         Ok(Value::generator(kept))
     }),
-    ("upper", |_, value, args| {
+    ("upper", |value, args| {
         let [] = args.bind("upper", [])?;
         Ok(text_of(&value)?.to_uppercase().into())
     }),
@@ -430,10 +406,10 @@ const TESTS: &[(&str, Test)] = &[
     ("false", |value, _| Ok(matches!(value, Value::Bool(false)))),
     ("float", |value, _| Ok(matches!(value, Value::Float(_)))),
     ("ge", |value, args| {
-        ordered(value, args, ">=", |order| order.is_ge())
+        value.is_ordered(other(args)?, ">=", Ordering::is_ge)
     }),
     ("gt", |value, args| {
-        ordered(value, args, ">", |order| order.is_gt())
+        value.is_ordered(other(args)?, ">", Ordering::is_gt)
     }),
     ("in", |value, args| other(args)?.contains(value)),
     ("integer", |value, _| {
@@ -454,10 +430,10 @@ const TESTS: &[(&str, Test)] = &[
             ))
     }),
     ("le", |value, args| {
-        ordered(value, args, "<=", |order| order.is_le())
+        value.is_ordered(other(args)?, "<=", Ordering::is_le)
     }),
     ("lt", |value, args| {
-        ordered(value, args, "<", |order| order.is_lt())
+        value.is_ordered(other(args)?, "<", Ordering::is_lt)
     }),
     ("mapping", |value, _| Ok(matches!(value, Value::Dict(_)))),
     ("ne", |value, args| Ok(!value.equals(other(args)?)?)),
@@ -515,10 +491,6 @@ fn parity(value: &Value, rest: i64) -> Res<bool> {
     }
 }
 
-fn ordered(value: &Value, args: &[Value], sign: &str, is: fn(Ordering) -> bool) -> Res<bool> {
-    Ok(value.compare(other(args)?, sign)?.is_some_and(is))
-}
-
 fn is_true(value: Option<Value>) -> bool {
     value.is_some_and(|value| value.is_true())
 }
@@ -536,12 +508,12 @@ fn text_of(value: &Value) -> Res<Arc<str>> {
     Ok(text.into())
 }
 
-fn length(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
+fn length(value: Value, args: Args) -> Res<Value> {
     let [] = args.bind("length", [])?;
     Ok(Value::Int(value.len()? as i64))
 }
 
-fn default(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
+fn default(value: Value, args: Args) -> Res<Value> {
     let [other, boolean] = args.bind("default", ["default_value", "boolean"])?;
     let is_missing = matches!(value, Value::Undefined) || (is_true(boolean) && !value.is_true());
     Ok(match is_missing {
@@ -621,7 +593,7 @@ fn extreme(value: Value, args: Args, wanted: Ordering) -> Res<Value> {
     Ok(best.map_or(Value::Undefined, |(_, item)| item))
 }
 
-fn dictsort(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
+fn dictsort(value: Value, args: Args) -> Res<Value> {
     let [cased, by, reverse] = args.bind("dictsort", ["case_sensitive", "by", "reverse"])?;
     let Value::Dict(dict) = &value else {
         return raised(format!(
@@ -639,7 +611,7 @@ fn dictsort(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
     })
 }
 
-fn join(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
+fn join(value: Value, args: Args) -> Res<Value> {
     let [between, attribute] = args.bind("join", ["d", "attribute"])?;
     let between = match between {
         Some(between) => text_of(&between)?,
@@ -655,7 +627,7 @@ fn join(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
     Ok(text.into())
 }
 
-fn indent(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
+fn indent(value: Value, args: Args) -> Res<Value> {
     let [width, first, blank] = args.bind("indent", ["width", "first", "blank"])?;
     let Value::Str(text) = &value else {
         return unsupported(format!("indent of a value of type {}", value.kind()));
@@ -699,7 +671,7 @@ fn number(value: &Value) -> Res<Option<f64>> {
     }
 }
 
-fn int(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
+fn int(value: Value, args: Args) -> Res<Value> {
     let [default, base] = args.bind("int", ["default", "base"])?;
     if base.is_some_and(|base| base.as_int() != Some(10)) {
         return unsupported("int with a base");
@@ -729,7 +701,7 @@ fn elements(value: &Value) -> Res<Rc<Vec<Value>>> {
     }
 }
 
-fn map(eval: &Eval<'_>, value: Value, mut args: Args) -> Res<Value> {
+fn map(value: Value, mut args: Args) -> Res<Value> {
     let source = elements(&value)?;
     if args.pos.is_empty() {
         let [attribute, default] = args.bind("map", ["attribute", "default"])?;
@@ -753,13 +725,13 @@ fn map(eval: &Eval<'_>, value: Value, mut args: Args) -> Res<Value> {
             pos: args.pos.clone(),
             named: args.named.clone(),
         };
-        filter(eval, item.clone(), args)
+        filter(item.clone(), args)
     });
     Ok(Value::generator(values.collect::<Res<_>>()?))
 }
 
 /// `select` and its relatives: by a test, of an attribute or of the items themselves.
-fn select(_: &Eval<'_>, value: Value, args: Args, by_attribute: bool, keep: bool) -> Res<Value> {
+fn select(value: Value, args: Args, by_attribute: bool, keep: bool) -> Res<Value> {
     let mut pos = args.pos.into_iter();
     if !args.named.is_empty() {
         return unsupported("select with named arguments");
@@ -803,7 +775,7 @@ fn select(_: &Eval<'_>, value: Value, args: Args, by_attribute: bool, keep: bool
     Ok(Value::generator(kept))
 }
 
-fn tojson(_: &Eval<'_>, value: Value, args: Args) -> Res<Value> {
+fn tojson(value: Value, args: Args) -> Res<Value> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let [ascii, indent, separators, sort] = args.bind("tojson", names)?;
     let indent = match indent {

@@ -5,18 +5,23 @@
 //!     ──tokenizer──► ids ──► `input_ids`;   their characters inside the ranges ──► `loss`
 //! ```
 //!
-//! A template is read by the parser of `minijinja` and run over values that print, compare and look up as Python's do
-//! (`value`, `python`, `methods`). What is missing here is refused by name: a text is as Jinja2
-//! renders it, or an error.
+//! Only the parser of `minijinja` is used. Its engine prints, compares and looks up values in other
+//! ways than Python, without an error, so the tokens would silently be others than in training.
+//! Values of an own evaluator do these as Python does; what is missing is refused by name.
 //!
-//! Limits: JSON of 128 levels; a text of 64 MiB; 60 macros inside each other; integers of 64 bits. Invariants: the text
-//! depends on the conversation and the settings alone, so `strftime_now` needs a day.
+//! Each file imports only those before it: `value` (data), `python` (text and JSON), `operators`,
+//! `slices`, `strings`, `day`, `methods`, `syntax` (the tree), `eval`, `decode`.
+//!
+//! Limits: JSON of 128 levels; a text of 64 MiB; 60 macros inside each other; integers of 64 bits.
+//! Invariants: the text depends on the conversation and the settings alone, so `strftime_now` needs
+//! a day.
 
 mod data;
 mod day;
 mod decode;
 mod eval;
 mod methods;
+mod operators;
 mod python;
 mod slices;
 mod strings;
@@ -28,7 +33,8 @@ mod tests;
 
 pub use self::decode::Chat;
 
-use self::eval::{Day, Rendered, render};
+use self::day::Day;
+use self::eval::{Rendered, render};
 use self::syntax::Program;
 use self::value::{Dict, Fail, Key, Value};
 use crate::tokens::folder;

@@ -1,7 +1,7 @@
 //! Elements and slices of sequences, by Python's indices.
 
-use super::eval::index_of;
 use super::value::{Res, Value, raised, unsupported};
+use std::ops::RangeInclusive;
 
 /// Python's slice of a sequence.
 pub fn slice(value: &Value, [start, stop, step]: [Option<Value>; 3]) -> Res<Value> {
@@ -57,29 +57,31 @@ fn picked(
     step: i64,
 ) -> Res<impl Iterator<Item = usize>> {
     let len = len as i64;
-    let bound = |value: Option<Value>, default: i64| match value {
-        None | Some(Value::None) => Ok(default),
-        Some(value) => match value.as_int() {
-            Some(at) => {
-                let at = if at < 0 { at.saturating_add(len) } else { at };
-                Ok(if step > 0 {
-                    at.clamp(0, len)
-                } else {
-                    at.clamp(-1, len - 1)
-                })
-            }
-            None => raised("slice indices must be integers"),
-        },
-    };
+    let places = if step > 0 { 0..=len } else { -1..=len - 1 };
     let (first, end) = if step > 0 { (0, len) } else { (len - 1, -1) };
-    let (start, stop) = (bound(start, first)?, bound(stop, end)?);
-    let mut at = start;
+    let mut at = bound(start, len, &places)?.unwrap_or(first);
+    let stop = bound(stop, len, &places)?.unwrap_or(end);
     Ok(std::iter::from_fn(move || {
         let inside = if step > 0 { at < stop } else { at > stop };
         let this = at;
         at = at.saturating_add(step);
         inside.then_some(this as usize)
     }))
+}
+
+/// A start or stop that is given, as one of `places`.
+fn bound(value: Option<Value>, len: i64, places: &RangeInclusive<i64>) -> Res<Option<i64>> {
+    let value = match value {
+        None | Some(Value::None) => return Ok(None),
+        Some(value) => value,
+    };
+    match value.as_int() {
+        Some(at) => {
+            let at = if at < 0 { at.saturating_add(len) } else { at };
+            Ok(Some(at.clamp(*places.start(), *places.end())))
+        }
+        None => raised("slice indices must be integers"),
+    }
 }
 
 /// `value[at]` for an integer.
@@ -100,4 +102,10 @@ pub fn element(value: &Value, at: i64) -> Value {
         }
         _ => Value::Undefined,
     }
+}
+
+/// The place that a Python index means.
+fn index_of(at: i64, len: usize) -> Option<usize> {
+    let at = if at < 0 { at + len as i64 } else { at };
+    usize::try_from(at).ok().filter(|at| *at < len)
 }

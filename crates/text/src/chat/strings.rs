@@ -113,16 +113,12 @@ pub fn call(text: &Arc<str>, name: &'static str, args: Args) -> Res<Value> {
         }
         "startswith" | "endswith" => {
             let [part] = args.bind(name, ["prefix"])?;
-            let matches = |part: &str| match name {
-                "startswith" => text.starts_with(part),
-                _ => text.ends_with(part),
-            };
             match needed(name, part)? {
                 Value::Tuple(parts) => {
                     let parts: Res<Vec<_>> = parts.iter().map(|part| string(name, part)).collect();
-                    Value::Bool(parts?.into_iter().any(matches))
+                    Value::Bool(parts?.into_iter().any(|part| has_end(text, name, part)))
                 }
-                part => Value::Bool(matches(string(name, &part)?)),
+                part => Value::Bool(has_end(text, name, string(name, &part)?)),
             }
         }
         "split" | "rsplit" => split(text, name, args)?,
@@ -135,7 +131,8 @@ pub fn call(text: &Arc<str>, name: &'static str, args: Args) -> Res<Value> {
         }
         "replace" => {
             let [old, new, count] = args.bind(name, ["old", "new", "count"])?;
-            let (old, new) = (needed(name, old)?, needed(name, new)?);
+            let old = needed(name, old)?;
+            let new = needed(name, new)?;
             replace(text, string(name, &old)?, string(name, &new)?, count)?.into()
         }
         "find" | "rfind" | "index" | "count" => {
@@ -193,18 +190,29 @@ pub fn string<'a>(name: &str, value: &'a Value) -> Res<&'a str> {
 }
 
 pub fn strip<'a>(text: &'a str, name: &str, chars: Option<Value>) -> Res<&'a str> {
-    let strip = |is: &dyn Fn(char) -> bool| match name {
+    Ok(match chars {
+        None | Some(Value::None) => strip_by(text, name, is_space),
+        Some(chars) => {
+            let chars = string(name, &chars)?;
+            strip_by(text, name, |letter| chars.contains(letter))
+        }
+    })
+}
+
+fn strip_by<'a>(text: &'a str, name: &str, is: impl Fn(char) -> bool) -> &'a str {
+    match name {
         "lstrip" => text.trim_start_matches(is),
         "rstrip" => text.trim_end_matches(is),
         _ => text.trim_matches(is),
-    };
-    Ok(match chars {
-        None | Some(Value::None) => strip(&is_space),
-        Some(chars) => {
-            let chars = string(name, &chars)?;
-            strip(&|letter| chars.contains(letter))
-        }
-    })
+    }
+}
+
+/// `startswith` or `endswith`.
+fn has_end(text: &str, name: &str, part: &str) -> bool {
+    match name {
+        "startswith" => text.starts_with(part),
+        _ => text.ends_with(part),
+    }
 }
 
 /// The first character in upper case, the rest in lower case.
@@ -277,18 +285,20 @@ fn split_spaces(text: &str, limit: usize) -> Vec<&str> {
     parts
 }
 
+/// Whether the character ends a line for Python.
+fn ends_line(letter: char) -> bool {
+    matches!(
+        letter,
+        '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
+    )
+}
+
 /// Python's `splitlines`.
 pub fn lines(text: &str) -> Vec<&str> {
-    let is_end = |letter| {
-        matches!(
-            letter,
-            '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
-        )
-    };
     let mut lines = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let end = rest.find(is_end).unwrap_or(rest.len());
+        let end = rest.find(ends_line).unwrap_or(rest.len());
         lines.push(&rest[..end]);
         rest = &rest[end..];
         let mut letters = rest.chars();

@@ -9,7 +9,8 @@
 //! by name and line; every string and space is the one that Jinja2 sees.
 
 use super::methods::{self, Filter, Test};
-use super::value::Binary;
+use super::operators::Binary;
+use super::value::Name;
 use minijinja::machinery::ast::{self, BinOpKind, CallArg, CompareOpKind, UnaryOpKind};
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -20,12 +21,10 @@ use std::sync::Arc;
 /// The function that the call block of a `{% generation %}` calls.
 const GENERATION: &str = "__generation__";
 
-/// A name of a variable, by its number in [`Program::names`].
-pub type Name = u32;
-
 pub struct Program {
     pub body: Vec<Stmt>,
     pub names: HashMap<Arc<str>, Name>,
+    pub macros: Vec<Macro>,
     /// Whether there is a `{% generation %}`.
     pub generates: bool,
     /// Names that an inner scope reads before the scope around it sets them. There Jinja2 finds
@@ -42,8 +41,10 @@ pub enum Stmt {
     Set(Target, Expr),
     SetBlock(Target, Vec<Apply>, Vec<Stmt>),
     FilterBlock(Vec<Apply>, Vec<Stmt>),
-    Macro(Name, Arc<Macro>),
-    Call(Expr, Arc<Macro>),
+    /// The name of a macro, and its number in [`Program::macros`].
+    Macro(Name, usize),
+    /// A call, and the number of the macro that it gets as `caller`.
+    Call(Expr, usize),
     Generation(Vec<Stmt>),
     Continue,
     Break,
@@ -150,6 +151,7 @@ pub fn compile(source: &str) -> Result<Program, String> {
     Ok(Program {
         body,
         names: lower.names,
+        macros: lower.macros,
         generates,
         late: lower.late,
     })
@@ -231,6 +233,7 @@ fn at(span: Span, what: impl std::fmt::Display) -> String {
 #[derive(Default)]
 struct Lower {
     names: HashMap<Arc<str>, Name>,
+    macros: Vec<Macro>,
     /// Whether the body of the current macro uses `caller`.
     calls_back: bool,
     /// The scope, and those around it.
@@ -343,7 +346,7 @@ impl Lower {
             ast::Stmt::Macro(decl) => {
                 let name = self.name(decl.name);
                 self.sets(name);
-                Stmt::Macro(name, Arc::new(self.macro_of(decl)?))
+                Stmt::Macro(name, self.macro_of(decl)?)
             }
             ast::Stmt::CallBlock(call) => self.call_block(call)?,
             ast::Stmt::Continue(_) => Stmt::Continue,
@@ -364,13 +367,11 @@ impl Lower {
         let callee = self.expr(&block.call.expr)?;
         let args = self.args(&block.call.args)?;
         let body = self.macro_of(&block.macro_decl)?;
-        Ok(Stmt::Call(
-            Expr::Call(Box::new(callee), args),
-            Arc::new(body),
-        ))
+        Ok(Stmt::Call(Expr::Call(Box::new(callee), args), body))
     }
 
-    fn macro_of(&mut self, decl: &ast::Macro<'_>) -> Result<Macro, String> {
+    /// Reads a macro. Returns its number.
+    fn macro_of(&mut self, decl: &ast::Macro<'_>) -> Result<usize, String> {
         let first_default = decl.args.len() - decl.defaults.len();
         let outer = std::mem::take(&mut self.calls_back);
         let (params, body) = self.inside(|inner| {
@@ -388,12 +389,14 @@ impl Lower {
             Ok((params, inner.body(&decl.body)?))
         })?;
         let calls_back = std::mem::replace(&mut self.calls_back, outer);
-        Ok(Macro {
+        let caller = calls_back.then(|| self.name("caller"));
+        self.macros.push(Macro {
             name: decl.name.into(),
             params,
             body,
-            caller: calls_back.then(|| self.name("caller")),
-        })
+            caller,
+        });
+        Ok(self.macros.len() - 1)
     }
 
     fn target(&mut self, target: &ast::Expr<'_>) -> Result<Target, String> {

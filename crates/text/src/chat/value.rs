@@ -3,15 +3,15 @@
 //! Limits: integers of 64 bits; larger ones of the data can only be printed. Keys of dicts are
 //! strings and integers. What is beyond them is [`Fail::Unsupported`], never another answer.
 
-use super::eval::{Closure, LoopState};
-use super::methods::Function;
-use super::python::str_of;
 use indexmap::{Equivalent, IndexMap};
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// Maximum bytes of a rendered text.
+pub const OUTPUT_MAX: usize = 64 << 20;
 
 /// Why a text was not rendered.
 #[derive(Debug)]
@@ -192,7 +192,7 @@ impl Value {
         }
     }
 
-    fn as_float(&self) -> Option<f64> {
+    pub fn as_float(&self) -> Option<f64> {
         match self {
             Self::Float(value) => Some(*value),
             _ => self.as_int().map(|value| value as f64),
@@ -227,8 +227,9 @@ impl Value {
             Self::Undefined => Rc::default(),
             Self::Str(text) | Self::Markup(text) => {
                 let mut buffer = [0; 4];
-                let letter = |letter: char| Value::from(&*letter.encode_utf8(&mut buffer));
-                Rc::new(text.chars().map(letter).collect())
+                let letters = text.chars();
+                let letters = letters.map(|letter| (&*letter.encode_utf8(&mut buffer)).into());
+                Rc::new(letters.collect())
             }
             Self::List(items) | Self::Tuple(items) | Self::View(_, items) => items.clone(),
             Self::Dict(dict) => Rc::new(dict.keys().map(Key::value).collect()),
@@ -318,6 +319,11 @@ impl Value {
         }
     }
 
+    /// Whether the order of both is one that `is` accepts.
+    pub fn is_ordered(&self, other: &Self, sign: &str, is: fn(Ordering) -> bool) -> Res<bool> {
+        Ok(self.compare(other, sign)?.is_some_and(is))
+    }
+
     /// Python's `item in self`.
     pub fn contains(&self, item: &Self) -> Res<bool> {
         match self {
@@ -362,131 +368,89 @@ pub fn wrong_types<T>(sign: &str, left: &Value, right: &Value) -> Res<T> {
     ))
 }
 
-/// Text beside markup, as `markupsafe` escapes it.
-fn escaped(text: &str) -> String {
-    let text = text
-        .replace('&', "&amp;")
-        .replace('>', "&gt;")
-        .replace('<', "&lt;");
-    text.replace('\'', "&#39;").replace('"', "&#34;")
+/// A function of all templates.
+#[derive(Clone, Copy)]
+pub enum Function {
+    Range,
+    Namespace,
+    Dict,
+    Raise,
+    Now,
 }
 
-/// Operators with two values.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    FloorDiv,
-    Rem,
-    Pow,
-    Concat,
+/// A name of a variable, by its number in the template.
+pub type Name = u32;
+
+/// Variables, and the scope around them.
+pub struct Scope {
+    vars: RefCell<Vec<(Name, Value)>>,
+    outer: Option<Rc<Scope>>,
 }
 
-const SIGNS: [&str; 8] = ["+", "-", "*", "/", "//", "%", "**", "~"];
+impl Scope {
+    pub fn new(outer: Option<Rc<Scope>>) -> Rc<Self> {
+        let vars = RefCell::default();
+        Rc::new(Self { vars, outer })
+    }
 
-impl Binary {
-    pub fn of(self, left: &Value, right: &Value) -> Res<Value> {
-        match (self, left, right) {
-            (Self::Concat, ..) => {
-                let mut text = String::new();
-                str_of(left, &mut text)?;
-                str_of(right, &mut text)?;
-                Ok(text.into())
-            }
-            (Self::Add, Value::Str(left), Value::Str(right)) => {
-                Ok(Value::Str([&**left, &**right].concat().into()))
-            }
-            (Self::Add, Value::Markup(left), Value::Markup(right)) => {
-                Ok(Value::Markup([&**left, &**right].concat().into()))
-            }
-            (Self::Add, Value::Markup(left), Value::Str(right)) => {
-                Ok(Value::Markup([&**left, &escaped(right)].concat().into()))
-            }
-            (Self::Add, Value::Str(left), Value::Markup(right)) => {
-                Ok(Value::Markup([&*escaped(left), right].concat().into()))
-            }
-            (Self::Add, Value::List(left), Value::List(right)) => {
-                Ok(Value::list([&left[..], right].concat()))
-            }
-            (Self::Add, Value::Tuple(left), Value::Tuple(right)) => {
-                Ok(Value::tuple([&left[..], right].concat()))
-            }
-            (Self::Mul, Value::Str(text), times) | (Self::Mul, times, Value::Str(text))
-                if times.as_int().is_some() =>
-            {
-                let times = times.as_int().unwrap_or(0).max(0) as usize;
-                if text.len().saturating_mul(times) > super::eval::OUTPUT_MAX {
-                    return unsupported("a string is repeated over the limit of a text");
-                }
-                Ok(text.repeat(times).into())
-            }
-            (Self::Rem, Value::Str(format), _) => super::methods::percent(format, right),
-            (_, Value::Markup(_), _) | (_, _, Value::Markup(_)) => unsupported(format!(
-                "{} with the result of the filter safe",
-                self.sign()
-            )),
-            _ => self.of_numbers(left, right),
+    pub fn inside(outer: &Rc<Scope>) -> Rc<Self> {
+        Self::new(Some(outer.clone()))
+    }
+
+    pub fn get(&self, name: Name) -> Option<Value> {
+        let vars = self.vars.borrow();
+        let found = vars.iter().find(|(known, _)| *known == name);
+        match (found, &self.outer) {
+            (Some((_, value)), _) => Some(value.clone()),
+            (None, Some(outer)) => outer.get(name),
+            (None, None) => None,
         }
     }
 
-    fn sign(self) -> &'static str {
-        SIGNS[self as usize]
+    pub fn set(&self, name: Name, value: Value) {
+        let mut vars = self.vars.borrow_mut();
+        match vars.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, place)) => *place = value,
+            None => vars.push((name, value)),
+        }
+    }
+}
+
+/// A macro, by its number in the template, and the scope where it was defined.
+pub struct Closure {
+    pub number: usize,
+    pub scope: Rc<Scope>,
+}
+
+/// The variable `loop`.
+pub struct LoopState {
+    pub items: Rc<Vec<Value>>,
+    pub at: usize,
+}
+
+impl LoopState {
+    pub fn attribute(&self, name: &str) -> Res<Value> {
+        let at = self.at as i64;
+        let len = self.items.len() as i64;
+        Ok(match name {
+            "index" => Value::Int(at + 1),
+            "index0" => Value::Int(at),
+            "revindex" => Value::Int(len - at),
+            "revindex0" => Value::Int(len - at - 1),
+            "first" => Value::Bool(at == 0),
+            "last" => Value::Bool(at + 1 == len),
+            "length" => Value::Int(len),
+            // Only recursive loops are deeper, for Jinja2.
+            "depth" => Value::Int(1),
+            "depth0" => Value::Int(0),
+            "previtem" => self.item(self.at.checked_sub(1)),
+            "nextitem" => self.item(Some(self.at + 1)),
+            _ => return unsupported(format!("`loop.{name}`")),
+        })
     }
 
-    fn of_numbers(self, left: &Value, right: &Value) -> Res<Value> {
-        if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
-            return self.of_ints(a, b);
-        }
-        let (Some(a), Some(b)) = (left.as_float(), right.as_float()) else {
-            if matches!((left, right), (Value::Big(_), _) | (_, Value::Big(_))) {
-                return unsupported("arithmetic with an integer over 64 bits");
-            }
-            return wrong_types(self.sign(), left, right);
-        };
-        if b == 0.0 && matches!(self, Self::Div | Self::FloorDiv | Self::Rem) {
-            return raised("division by zero");
-        }
-        Ok(Value::Float(match self {
-            Self::Add => a + b,
-            Self::Sub => a - b,
-            Self::Mul => a * b,
-            Self::Div => a / b,
-            _ => return unsupported(format!("{} of floats", self.sign())),
-        }))
-    }
-
-    fn of_ints(self, a: i64, b: i64) -> Res<Value> {
-        if b == 0 && matches!(self, Self::Div | Self::FloorDiv | Self::Rem) {
-            return raised("division by zero");
-        }
-        let result = match self {
-            Self::Add => a.checked_add(b),
-            Self::Sub => a.checked_sub(b),
-            Self::Mul => a.checked_mul(b),
-            Self::Div if a.unsigned_abs().max(b.unsigned_abs()) <= 1 << 53 => {
-                return Ok(Value::Float(a as f64 / b as f64));
-            }
-            Self::FloorDiv => a
-                .checked_div(b)
-                .map(|quotient| quotient - i64::from(a % b != 0 && (a < 0) != (b < 0))),
-            Self::Rem => a.checked_rem(b).map(|rest| {
-                if rest != 0 && (rest < 0) != (b < 0) {
-                    rest + b
-                } else {
-                    rest
-                }
-            }),
-            Self::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
-            _ => None,
-        };
-        match result {
-            Some(result) => Ok(Value::Int(result)),
-            None => unsupported(format!(
-                "{a} {} {b}, which is no integer of 64 bits",
-                self.sign()
-            )),
-        }
+    fn item(&self, at: Option<usize>) -> Value {
+        let item = at.and_then(|at| self.items.get(at));
+        item.cloned().unwrap_or(Value::Undefined)
     }
 }

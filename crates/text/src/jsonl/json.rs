@@ -288,9 +288,14 @@ impl Walk<'_> {
 fn after_whole_numbers(line: &[u8], at: usize) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const LOW: u64 = 0x7f * ONES;
-    // The high bit of each byte that is less than `end`, and of each that is `byte`.
-    let below = |word: u64, end: u64| !(((word & LOW) + (0x80 - end) * ONES) | word) & !LOW;
-    let equal = |word: u64, byte: u8| below(word ^ (u64::from(byte) * ONES), 1);
+    // The high bit of each byte that is less than `end`.
+    const fn below(word: u64, end: u64) -> u64 {
+        !(((word & LOW) + (0x80 - end) * ONES) | word) & !LOW
+    }
+    // The high bit of each byte that is `byte`.
+    const fn equal(word: u64, byte: u8) -> u64 {
+        below(word ^ (byte as u64 * ONES), 1)
+    }
     let (words, _) = line[at..].as_chunks::<8>();
     // High bits of the bytes before these.
     let mut after_digit = 0;

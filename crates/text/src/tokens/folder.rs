@@ -2,7 +2,7 @@
 //!
 //! | file | what is taken |
 //! |---|---|
-//! | `tokenizer_config.json` | `chat_template`: a string, or a list of names and templates; special tokens; `added_tokens_decoder` |
+//! | `tokenizer_config.json` | `chat_template` (one, or a list with names), special tokens, `added_tokens_decoder` |
 //! | `chat_template.jinja`, `additional_chat_templates/*.jinja` | templates, instead of those above |
 //! | `special_tokens_map.json` | special tokens, if the configuration has no `added_tokens_decoder` |
 //!
@@ -11,6 +11,8 @@
 
 use super::read;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::metadata::FileKind;
+use feedline_core::storage::listing::{look, names_in};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -87,23 +89,18 @@ pub fn added_tokens(folder: &Path, known: &[AddedToken]) -> Result<Vec<AddedToke
         .get("added_tokens_decoder")
         .and_then(Value::as_object);
     for (id, entry) in entries.into_iter().flatten() {
-        let wrong = || {
+        let content = entry.get("content").and_then(Value::as_str);
+        let (Ok(number), Some(content)) = (id.parse::<u32>(), content) else {
             let message = format!("added_tokens_decoder: {id:?} is no token");
-            Error::new(ErrorKind::Decode, Stage::Build, message).with_path(&path)
+            return Err(Error::new(ErrorKind::Decode, Stage::Build, message).with_path(&path));
         };
-        let id: u32 = id.parse().map_err(|_| wrong())?;
-        let flag = |name| entry.get(name).and_then(Value::as_bool);
-        let content = entry
-            .get("content")
-            .and_then(Value::as_str)
-            .ok_or_else(wrong)?;
-        let is_special = flag("special").unwrap_or(false);
+        let is_special = flag(entry, "special").unwrap_or(false);
         let token = AddedToken::from(content, is_special)
-            .single_word(flag("single_word").unwrap_or(false))
-            .lstrip(flag("lstrip").unwrap_or(false))
-            .rstrip(flag("rstrip").unwrap_or(false))
-            .normalized(flag("normalized").unwrap_or(!is_special));
-        numbered.insert(id, token);
+            .single_word(flag(entry, "single_word").unwrap_or(false))
+            .lstrip(flag(entry, "lstrip").unwrap_or(false))
+            .rstrip(flag(entry, "rstrip").unwrap_or(false))
+            .normalized(flag(entry, "normalized").unwrap_or(!is_special));
+        numbered.insert(number, token);
     }
     let mut added: Vec<AddedToken> = numbered.into_values().collect();
     added.retain(|token| !known.iter().any(|known| is_same(known, token)));
@@ -115,6 +112,10 @@ pub fn added_tokens(folder: &Path, known: &[AddedToken]) -> Result<Vec<AddedToke
         }
     }
     Ok(added)
+}
+
+fn flag(entry: &Value, name: &str) -> Option<bool> {
+    entry.get(name)?.as_bool()
 }
 
 /// Whether both have the same text and the same flags.
@@ -141,16 +142,14 @@ fn files(folder: &Path) -> Result<BTreeMap<String, String>> {
     if let Some(source) = text(&folder.join("chat_template.jinja"))? {
         templates.insert("default".to_string(), source);
     }
-    let more = folder.join("additional_chat_templates");
-    if !more.is_dir() {
+    let more = folder.join("additional_chat_templates/");
+    if !look(&more).is_ok_and(|meta| meta.kind == FileKind::Folder) {
         return Ok(templates);
     }
-    let failed = |error| Error::os(Stage::Build, "cannot list it", error).with_path(&more);
-    for entry in std::fs::read_dir(&more).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        if let Some(name) = name.and_then(|name| name.strip_suffix(".jinja"))
-            && let Some(source) = text(&path)?
+    for (file, _) in names_in(&more)? {
+        let name = file.to_str().and_then(|name| name.strip_suffix(".jinja"));
+        if let Some(name) = name
+            && let Some(source) = text(&more.join(&file))?
         {
             templates.insert(name.to_string(), source);
         }
@@ -164,8 +163,9 @@ fn configured(config: &Map<String, Value>) -> BTreeMap<String, String> {
         Some(Value::String(source)) => BTreeMap::from([("default".to_string(), source.clone())]),
         Some(Value::Array(named)) => {
             let named = named.iter().filter_map(|entry| {
-                let word = |name| Some(entry.get(name)?.as_str()?.to_string());
-                Some((word("name")?, word("template")?))
+                let name = entry.get("name")?.as_str()?;
+                let source = entry.get("template")?.as_str()?;
+                Some((name.to_string(), source.to_string()))
             });
             named.collect()
         }

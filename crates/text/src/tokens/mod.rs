@@ -22,11 +22,14 @@ mod tests;
 
 pub use self::tokenize::Tokenize;
 pub(crate) use self::tokenize::{
-    MEMORY, TEXT_MAX, check_dtype, check_len, check_text, cut_words, put_ids,
+    MEMORY, TEXT_MAX, check_dtype, check_len, check_text, cut_words, put_ids, refused,
 };
 
 use feedline_base::error::{Error, ErrorKind, Result, Stage, guarded};
+use feedline_base::metadata::FileKind;
 use feedline_core::dataset::Digest;
+use feedline_core::storage::Blob;
+use feedline_core::storage::listing::look;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,12 +75,13 @@ impl Tokenizer {
     /// [`ErrorKind::Config`] for one with dropout.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = match path.is_dir() {
-            true => path.join("tokenizer.json"),
-            false => path.to_path_buf(),
+        let is_folder = look(path).is_ok_and(|meta| meta.kind == FileKind::Folder);
+        let folder = is_folder.then_some(path);
+        let file = match folder {
+            Some(folder) => folder.join("tokenizer.json"),
+            None => path.to_path_buf(),
         };
         let json = read(&file, FILE_MAX)?;
-        let folder = path.is_dir().then_some(path);
         Self::parse(&json, &file, folder).map_err(|error| error.with_path(&file))
     }
 
@@ -107,7 +111,7 @@ impl Tokenizer {
                 digest = digest.bytes(token.content.as_bytes());
                 digest = digest.words(&folder::flags(token).map(u64::from));
             }
-            inner.add_tokens(added).map_err(refused)?;
+            inner.add_tokens(added).map_err(no_ids)?;
         }
         inner.with_padding(None);
         inner.with_truncation(None).expect("none is always legal");
@@ -165,7 +169,7 @@ impl Tokenizer {
 
     fn encoding(&self, text: &str, special: bool) -> Result<Encoding> {
         let encoding = self.0.inner.encode_fast(text, special);
-        encoding.map_err(refused)
+        encoding.map_err(no_ids)
     }
 
     /// The ids of a text, with the characters of each if `spans` is `true`.
@@ -174,7 +178,7 @@ impl Tokenizer {
             return self.encoding(text, false);
         }
         let encoding = self.0.inner.encode_char_offsets(text, false);
-        encoding.map_err(refused)
+        encoding.map_err(no_ids)
     }
 
     /// The ids of a text cut to `max` tokens, its special tokens among them.
@@ -192,21 +196,21 @@ impl Tokenizer {
             return Ok(encoding);
         }
         let encoding = self.0.inner.post_process(encoding, None, true);
-        encoding.map_err(refused)
+        encoding.map_err(no_ids)
     }
 }
 
-fn refused(error: tokenizers::Error) -> Error {
+fn no_ids(error: tokenizers::Error) -> Error {
     Error::decode(format!("the tokenizer refused the text: {error}"))
 }
 
 /// Reads a small file whole.
 pub(crate) fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
-    let failed = |error| Error::os(Stage::Build, "cannot read it", error).with_path(path);
-    let len = std::fs::metadata(path).map_err(failed)?.len();
+    let file = Blob::open(path)?;
+    let len = file.len();
     if len > max {
         let message = format!("{len} bytes, the limit is {max}");
         return Err(Error::new(ErrorKind::Limit, Stage::Build, message).with_path(path));
     }
-    std::fs::read(path).map_err(failed)
+    file.read(0, len, "it")
 }

@@ -150,7 +150,8 @@ fn put<T: Element>(
 
 /// Refuses a text for which the library may need more memory than `limit`.
 pub(crate) fn check_text(text: &str, limit: usize) -> Result<()> {
-    let (len, most) = (text.len(), limit / MEMORY);
+    let len = text.len();
+    let most = limit / MEMORY;
     if len > most {
         let message = format!(
             "a text of {len} bytes, the limit is {most}: raise text_max or the memory budget"
@@ -171,7 +172,6 @@ fn text(input: &[u8]) -> Result<&str> {
 impl Decoder for Tokenize {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         let Self { tokenizer, max, .. } = self;
-        let refused = |message| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if input.encoding != Encoding::Bytes {
             return refused(format!(
                 "field `{}` is {}, not a text",
@@ -201,6 +201,11 @@ impl Decoder for Tokenize {
         }?;
         put_ids(encoding.get_ids(), ctx.fields().start, out)
     }
+}
+
+/// An error of the settings.
+pub(crate) fn refused<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, Stage::Build, message))
 }
 
 /// Refuses more tokens than a row has.

@@ -238,14 +238,13 @@ impl<D: Dataset> PackedBuilder<D> {
 
     /// Checks the settings; returns the fields of the documents, and the size of a bin.
     fn checked(&self) -> Result<(TokenFields, Bin)> {
-        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let fields = TokenFields::of(self.inner.schema(), &self.fields)?;
         if let Some(field) = fields
             .fields
             .iter()
             .find(|field| MADE.contains(&field.name()))
         {
-            return bad(format!(
+            return refused(format!(
                 "field `{0}` has the name of the field {0} that packing adds: rename it",
                 field.name()
             ));
@@ -253,10 +252,10 @@ impl<D: Dataset> PackedBuilder<D> {
         if self.inner.chunked().is_some() {
             let message =
                 "the samples are read in chunks, but packed documents are read one by one";
-            return bad(format!("{message}{}", copied()));
+            return refused(format!("{message}{}", copied()));
         }
         if self.room == 0 || self.room > ROOM_MAX {
-            return bad(format!(
+            return refused(format!(
                 "bins of {} tokens; take 1 to {ROOM_MAX}",
                 self.room
             ));
@@ -265,7 +264,7 @@ impl<D: Dataset> PackedBuilder<D> {
             .documents_max
             .unwrap_or((self.room / 16).clamp(64, ITEMS_MAX));
         if most == 0 || most > ITEMS_MAX {
-            return bad(format!("rows of {most} documents; take 1 to {ITEMS_MAX}"));
+            return refused(format!("rows of {most} documents; take 1 to {ITEMS_MAX}"));
         }
         if self.inner.len() >= DOCUMENTS_MAX {
             let message = format!(
@@ -285,7 +284,6 @@ impl<D: Dataset> PackedBuilder<D> {
 
     /// How documents are read, and their lengths known.
     fn access(&self, fields: &TokenFields, place: &Path) -> Result<Access> {
-        let refused = |message| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let (is_opened, known) = documents::opens(&self.inner, fields)?;
         match (is_opened, known, self.estimated) {
             (true, true, _) => Ok(Access::Opened),
@@ -388,6 +386,10 @@ fn padding_row(element: i64, field: &Field, room: usize) -> Result<Box<[u8]>> {
     })
 }
 
+fn refused<T>(message: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, Stage::Index, message))
+}
+
 /// Packs all documents into the file.
 fn pack<D: Dataset>(
     documents: &InnerDocuments<D>,
@@ -413,11 +415,14 @@ fn pack<D: Dataset>(
     };
     let mut writer = TableWriter::default();
     for some in starts.chunks(TOGETHER) {
-        let group = |_, start: &u64| match (*start..(start + step).min(len), is_in_turn) {
-            (positions, true) => documents.concatenate(positions, order, &mut in_turn.hold()),
-            (positions, false) => documents.group(positions, order),
-        };
-        for group in by_threads(threads, some, group)? {
+        let groups = by_threads(threads, some, |_, start: &u64| {
+            let positions = *start..(start + step).min(len);
+            match is_in_turn {
+                true => documents.concatenate(positions, order, &mut in_turn.hold()),
+                false => documents.group(positions, order),
+            }
+        })?;
+        for group in groups {
             writer.add(&group, out).map_err(failed)?;
         }
     }
@@ -426,7 +431,7 @@ fn pack<D: Dataset>(
         return Err(Error::new(ErrorKind::Empty, Stage::Index, message));
     }
     let estimate = match documents.access {
-        Access::Estimated(estimate) => Some(estimate),
+        Access::Estimated(estimate) => Some(bytemuck::cast(estimate)),
         _ => None,
     };
     writer.finish(estimate, out).map_err(failed)

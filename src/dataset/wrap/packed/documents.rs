@@ -108,9 +108,10 @@ impl<D: Dataset> InnerDocuments<D> {
             Access::Stored => self.fields.tokens(found.iter().map(|place| place.len)),
             Access::Estimated(estimate) => Ok(estimate.tokens(found[0].len)),
             Access::Opened => {
-                let bytes = |number: &usize| field_bytes(&self.inner, document, *number);
                 let numbers = self.fields.numbers.iter();
-                let bytes = numbers.map(bytes).collect::<Result<Option<Vec<u64>>>>();
+                let bytes = numbers
+                    .map(|number| field_bytes(&self.inner, document, *number))
+                    .collect::<Result<Option<Vec<u64>>>>();
                 bytes.and_then(|bytes| match bytes {
                     Some(bytes) => self.fields.tokens(bytes.into_iter()),
                     None => {

@@ -46,7 +46,7 @@ impl Estimate {
         if let Ok(SideFound::Whole(file)) = Sidefile::open(place, KIND)
             && let Some(kept) = table::estimate(&file)
         {
-            return Ok(kept);
+            return Ok(bytemuck::cast(kept));
         }
         let order = Permutation::new(inner.len(), Key::new(0).named("estimate"));
         let tried: Vec<u64> = (0..inner.len().min(SAMPLE))
@@ -71,20 +71,17 @@ impl Estimate {
 
     /// Least squares over pairs of bytes and tokens.
     fn fit(found: &[(f64, f64)], room: f64) -> Self {
-        let mean = |of: &dyn Fn(&(f64, f64)) -> f64| {
-            found.iter().map(of).sum::<f64>() / found.len() as f64
-        };
-        let bytes = mean(&|one| one.0);
-        let tokens = mean(&|one| one.1);
-        let variance = mean(&|one| (one.0 - bytes) * (one.0 - bytes));
-        let together = mean(&|one| (one.0 - bytes) * (one.1 - tokens));
+        let bytes = mean(found, |one| one.0);
+        let tokens = mean(found, |one| one.1);
+        let variance = mean(found, |one| (one.0 - bytes) * (one.0 - bytes));
+        let together = mean(found, |one| (one.0 - bytes) * (one.1 - tokens));
         let slope = if variance > 0.0 {
             (together / variance).max(0.0)
         } else {
             0.0
         };
         let base = tokens - slope * bytes;
-        let square = mean(&|one| (one.1 - base - slope * one.0).powi(2));
+        let square = mean(found, |one| (one.1 - base - slope * one.0).powi(2));
         let documents = room / tokens.max(1.0);
         let margin = (square * documents.max(1.0)).sqrt().ceil().min(room / 4.0);
         Self {
@@ -105,6 +102,10 @@ impl Estimate {
     pub(super) fn words(self) -> [u64; 3] {
         [self.base, self.slope, self.margin].map(i64::cast_unsigned)
     }
+}
+
+fn mean(found: &[(f64, f64)], of: impl Fn(&(f64, f64)) -> f64) -> f64 {
+    found.iter().map(of).sum::<f64>() / found.len() as f64
 }
 
 /// Stored bytes and tokens of a document; `None` for a damaged one.

@@ -106,9 +106,9 @@ pub struct Packed<D> {
 struct Row {
     /// For each document, the location of each field.
     places: Vec<Extent>,
-    /// Number of each document, and the first token of its part.
+    /// Number of each document, and where its part starts in it, in tokens.
     documents: Vec<u64>,
-    froms: Vec<u64>,
+    starts_in: Vec<u64>,
     /// Tokens of each document.
     lens: Vec<u32>,
 }
@@ -117,7 +117,7 @@ impl Row {
     fn clear(&mut self) {
         self.places.clear();
         self.documents.clear();
-        self.froms.clear();
+        self.starts_in.clear();
         self.lens.clear();
     }
 
@@ -190,7 +190,7 @@ impl<D: Dataset> Packed<D> {
             left = left.checked_sub(len).ok_or_else(changed)?;
             check.add(len);
             row.documents.push(document);
-            row.froms.push(from);
+            row.starts_in.push(from);
             row.lens.push(len);
             Ok(())
         });

@@ -70,7 +70,7 @@ impl<D: Dataset> Packed<D> {
         let inner = &self.documents.inner;
         let frames = frames(inner);
         let document = row.documents[at];
-        let from = row.froms[at] as usize;
+        let from = row.starts_in[at] as usize;
         let mut before: Option<(Extent, &Bytes)> = None;
         let mut taken = None;
         let mut buffer = Vec::new();

@@ -12,7 +12,6 @@
 //! The table takes some 4 bytes for each document and 4 for each bin. Looking up a bin reads its
 //! block's start, heads and words.
 
-use super::estimate::Estimate;
 use super::fit::{Bin, Item};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::storage::sidefile::{SideKind, SideWriter, Sidefile};
@@ -191,7 +190,7 @@ impl TableWriter {
     /// Errors: I/O errors.
     pub(super) fn finish(
         mut self,
-        estimate: Option<Estimate>,
+        estimate: Option<[i64; 3]>,
         out: &mut SideWriter,
     ) -> std::io::Result<()> {
         if !self.heads.is_empty() {
@@ -234,9 +233,9 @@ pub(super) fn counts(file: &Sidefile) -> Result<BinCounts> {
     file.fill(COUNTS, 0, &mut bytes[..len]).map(|()| counts)
 }
 
-/// The estimate of lengths, if the file has one.
-pub(super) fn estimate(file: &Sidefile) -> Option<Estimate> {
-    let mut estimate = Estimate::default();
+/// The numbers of an estimate of lengths, if the file has one.
+pub(super) fn estimate(file: &Sidefile) -> Option<[i64; 3]> {
+    let mut estimate = [0; 3];
     let start = size_of::<BinCounts>() as u64;
     let bytes = bytemuck::bytes_of_mut(&mut estimate);
     let there = file.len(COUNTS) == start + bytes.len() as u64;
