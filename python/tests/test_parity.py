@@ -6,7 +6,7 @@ from pathlib import Path
 
 import feedline
 from feedline import errors
-from feedline._loader import Pictures, Settings, Source
+from feedline._loader import Pictures, Settings, Texts
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
@@ -85,7 +85,7 @@ WRAPPERS |= {"lengths": None, "field_bytes_max": None, "read_sample": None}
 
 
 def settings():
-    return {name for kind in (Settings, Pictures, Source) for name in kind.__annotations__}
+    return {name for kind in (Settings, Pictures, Texts) for name in kind.__annotations__}
 
 
 def test_the_version_is_that_of_the_package():
