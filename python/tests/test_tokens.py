@@ -169,7 +169,7 @@ def test_what_is_wrong_is_told_with_its_file_and_line(tmp_path):
         ({"tokenizer": folder, "max_length": 8, "chat": {"other": 1}}, TypeError, "other"),
         ({"tokenizer": folder, "max_length": 8, "truncation": "up"}, ConfigError, "\"right\" and \"left\""),
         ({"tokenizer": folder, "max_length": 8, "columns": ["a:bytes", "b:bytes"]}, ConfigError, "there are a, b"),
-        ({"tokenizer": tmp_path / "nothing", "max_length": 8}, Error, "cannot read it"),
+        ({"tokenizer": tmp_path / "nothing", "max_length": 8}, Error, "not found"),
     ]:
         with pytest.raises(error, match=message):
             fn.jsonl(path, **settings, **SETTINGS)

@@ -101,7 +101,10 @@ fn what_cannot_be_tokenized_is_refused() {
     let refusals = [
         (Tokenizer::from_bytes(b"{}").err(), "not a tokenizer.json"),
         (Tokenizer::from_bytes(dropout).err(), "dropout 0.1"),
-        (Tokenizer::open("/nonexistent").err(), "cannot read it"),
+        (
+            Tokenizer::open("/nonexistent").err(),
+            "not found: path=/nonexistent",
+        ),
         (
             single(Tokenize::new(wide(), 4).dtype(DType::U16)).err(),
             "ids up to 70000, more than u16 holds",
