@@ -83,7 +83,11 @@ impl Kept {
     }
 
     fn tokenize(&self, tokenizer: Tokenizer) -> Tokenize {
-        Tokenize::new(tokenizer, usize::MAX).special_tokens(self.special_tokens)
+        // A line may have so many.
+        const TEXT_MAX: usize = 64 << 20;
+        Tokenize::new(tokenizer, usize::MAX)
+            .text_max(TEXT_MAX)
+            .special_tokens(self.special_tokens)
     }
 }
 
