@@ -23,7 +23,7 @@ pub(super) const TOKENS_HEADING: &str =
 /// 65,500 ids, else `i32`. An empty text is a document without a sequence.
 ///
 /// ```no_run
-/// # use feedline_core::{Stop, dataset::Dataset, decode::ToIds};
+/// # use feedline_base::stop::Stop; use feedline_core::{dataset::Dataset, decode::ToIds};
 /// use feedline_prepare::{Check, Tasks, TokenFiles};
 /// # fn prepare(texts: &dyn Dataset, tokenizer: &dyn ToIds) -> feedline_core::Result<()> {
 /// let plan = TokenFiles::new("text").end(50256).plan(texts, tokenizer, "corpus/", 64)?;
