@@ -173,7 +173,7 @@ def test_what_is_wrong_is_told_with_its_file_and_line(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             fn.jsonl(path, **settings, **SETTINGS)
-    with pytest.raises(ConfigError, match="tokenizer is for source jsonl"):
+    with pytest.raises(ConfigError, match="tokenizer is for source arrow, jsonl, parquet"):
         fn.tokens(path, seq_len=4, tokenizer=folder, max_length=8, **SETTINGS)
 
 
