@@ -119,6 +119,16 @@ impl Texts {
         }))
     }
 
+    fn tokenizer(&self) -> Result<Tokenizer> {
+        let path = self.tokenizer.display();
+        match self.tokenizer.exists() {
+            true => Tokenizer::open(&self.tokenizer),
+            false => Err(config(format!(
+                "tokenizer={path}: not found; a name of the Hub is no path: download the model's folder first"
+            ))),
+        }
+    }
+
     /// Whether rows are conversations.
     pub fn is_chat(&self) -> bool {
         self.chat.is_some()
@@ -140,6 +150,9 @@ impl Texts {
                 ))),
             };
         };
+        if texts.is_empty() {
+            return Err(config("texts is empty: name the columns of texts"));
+        }
         match texts.iter().find(|text| !bytes.contains(&text.as_str())) {
             Some(other) => Err(config(format!(
                 "texts: {other:?} is no column of texts; there are {}",
@@ -151,7 +164,7 @@ impl Texts {
 
     /// Adds a decoder for each of the columns.
     pub fn decode(&self, texts: &[&str], builder: LoaderBuilder) -> Result<LoaderBuilder> {
-        let tokenizer = Tokenizer::open(&self.tokenizer)?;
+        let tokenizer = self.tokenizer()?;
         let side = self.side()?;
         match &self.chat {
             Some(chat) => {
@@ -180,7 +193,7 @@ impl Texts {
                 "packed and lengths_file are of one column of texts: name it by texts=[…]",
             ));
         };
-        let tokenizer = Tokenizer::open(&self.tokenizer)?;
+        let tokenizer = self.tokenizer()?;
         let side = self.side()?;
         Ok(match &self.chat {
             Some(chat) => {

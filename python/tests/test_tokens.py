@@ -124,6 +124,7 @@ def test_a_folder_is_read_as_by_transformers(tmp_path):
     folders = {
         "list": model(tmp_path / "list", chat_template=named, pad_token=token, eos_token={**token, "content": "<|im_end|>"}),
         "added": model(tmp_path / "added", chat_template="{{ messages[0].content }}", added_tokens_decoder=added),
+        "more": model(tmp_path / "more", chat_template="{{ messages[0].content }}", extra_special_tokens={"image_token": "tok"}),
         "file": model(tmp_path / "file", chat_template="not this"),
         "files": model(tmp_path / "files"),
         "legacy": model(tmp_path / "legacy", chat_template="{{ bos_token }}{{ eos_token }}"),
@@ -154,15 +155,27 @@ def test_what_is_wrong_is_told_with_its_file_and_line(tmp_path):
         ({"messages": []}, "the conversation is empty"),
         ({"text": "x"}, "no list of messages"),
         ({"messages": [{"role": "system"}]}, "the chat template raised: no user"),
+        ({"messages": [user], "chat_template_kwargs": {"add_generation_prompt": True}}, "`add_generation_prompt` is no variable.*"),
+        ({"messages": [user], "chat_template_kwargs": "x"}, "`chat_template_kwargs` is not an object"),
     ]:
         path = lines(tmp_path / "a.jsonl", [{"messages": [user]}, row])
         with pytest.raises(DecodeError, match=rf"{message}: path=.*a\.jsonl member=line 2"):
             list(fn.jsonl(path, tokenizer=folder, chat=True, max_length=8, **SETTINGS))
         loader = fn.jsonl(path, tokenizer=folder, chat=True, max_length=8, substitute=1, **SETTINGS)
         assert len(list(rows_of(loader))) == 2
+    two = [{"name": name, "template": "{{ messages[0].content }}"} for name in ["default", "tool_use"]]
+    two = model(tmp_path / "two", chat_template=two)
+    path = lines(tmp_path / "a.jsonl", [{"messages": [user], "tools": []}])
+    with pytest.raises(DecodeError, match="`default` and `tool_use`: name the one to use"):
+        list(fn.jsonl(path, tokenizer=two, chat=True, max_length=8, **SETTINGS))
+    assert len(list(rows_of(fn.jsonl(path, tokenizer=two, chat="tool_use", max_length=8, **SETTINGS)))) == 1
+    splits = model(tmp_path / "splits", split_special_tokens=True)
     (tmp_path / "t.jinja").write_text("{{ x | groupby('a') }}")
     for settings, error, message in [
         ({"tokenizer": folder}, TypeError, "max_length, the most tokens of a row, is missing"),
+        ({"tokenizer": folder, "max_length": 8, "texts": []}, ConfigError, "texts is empty"),
+        ({"tokenizer": splits, "max_length": 8}, Error, "split_special_tokens"),
+        ({"tokenizer": folder, "max_length": 8, "chat": {"variables": {"tools": []}}}, Error, "`tools` is no variable"),
         ({"max_length": 3}, TypeError, "max_length is about tokens: give tokenizer, too"),
         ({"tokenizer": folder, "max_length": 8, "chat": "none"}, ConfigError, r"no chat template is called \"none\""),
         ({"tokenizer": folder, "max_length": 8, "chat": str(tmp_path / "t.jinja")}, ConfigError, "line 1: the filter `groupby`"),

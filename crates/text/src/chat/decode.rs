@@ -5,7 +5,7 @@
 //! loss:    │   0    │ 0  │  0   │      0      │  1   │  1  │  1   │ zeros    1: inside a {% generation %}
 //! ```
 
-use super::{ChatTemplate, Rendered, Settings, day};
+use super::{ChatTemplate, Rendered, Settings, data, day, only_variables};
 use crate::jsonl::json;
 use crate::tokens::{
     MEMORY, TEXT_MAX, Tokenizer, check_dtype, check_len, check_text, cut_words, put_ids, refused,
@@ -125,7 +125,9 @@ impl Chat {
     ///
     /// Errors: not the JSON of an object.
     pub fn variables(mut self, object: impl AsRef<[u8]>) -> Result<Self> {
-        json::check(object.as_ref()).map_err(|error| error.within("the template's variables"))?;
+        let wrong = |error: Error| error.within("the template's variables");
+        json::check(object.as_ref()).map_err(wrong)?;
+        only_variables(&data::parse(object.as_ref())?).map_err(wrong)?;
         self.settings.variables = Some(object.as_ref().into());
         Ok(self)
     }

@@ -60,6 +60,8 @@ struct Opened {
     program: Program,
     /// Special tokens: `bos_token` and the like.
     special: Vec<(String, Arc<str>)>,
+    /// Whether conversations with tools have another template.
+    is_without_tools: bool,
     /// A hash of the template and its special tokens.
     digest: Digest,
 }
@@ -82,6 +84,14 @@ impl ChatTemplate {
         source: &str,
         special: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self> {
+        Self::compile(source, special, false)
+    }
+
+    fn compile<'a>(
+        source: &str,
+        special: impl IntoIterator<Item = (&'a str, &'a str)>,
+        is_without_tools: bool,
+    ) -> Result<Self> {
         let program = syntax::compile(source).map_err(|what| {
             let message = format!("a chat template that is not rendered as Jinja2 does: {what}");
             Error::new(ErrorKind::Config, Stage::Build, message)
@@ -95,6 +105,7 @@ impl ChatTemplate {
         Ok(Self(Arc::new(Opened {
             program,
             special,
+            is_without_tools,
             digest,
         })))
     }
@@ -106,10 +117,11 @@ impl ChatTemplate {
     /// Errors: no template, or none of that name; those of [`new`](Self::new).
     pub fn open(folder: impl AsRef<Path>, name: Option<&str>) -> Result<Self> {
         let folder = folder.as_ref();
-        let (source, special) = folder::template(folder, name)?;
-        let special = special.iter();
+        let found = folder::template(folder, name)?;
+        let special = found.special.iter();
         let special = special.map(|(name, token)| (name.as_str(), token.as_str()));
-        Self::new(&source, special).map_err(|error| error.with_path(folder))
+        Self::compile(&found.source, special, found.is_without_tools)
+            .map_err(|error| error.with_path(folder))
     }
 
     /// Reads a template in a file, with the special tokens of a model's folder.
@@ -130,10 +142,17 @@ impl ChatTemplate {
 
     fn rendered(&self, conversation: &[u8], settings: &Settings) -> Result<Rendered> {
         let chat = Conversation::parse(conversation)?;
+        if self.0.is_without_tools && !matches!(chat.tools, Value::None) {
+            let message = "the conversation has tools, and the folder has the templates `default` \
+                           and `tool_use`: name the one to use";
+            return Err(Error::decode(message));
+        }
         let given = match &settings.variables {
             Some(json) => data::parse(json)?,
             None => Value::None,
         };
+        only_variables(&given)?;
+        only_variables(&chat.variables)?;
         let special = self.0.special.iter();
         let special = special.map(|(name, token)| (name.as_str(), Value::Str(token.clone())));
         // The later of equal names counts.
@@ -161,6 +180,20 @@ impl ChatTemplate {
     }
 }
 
+/// Refuses the names that are arguments of `apply_chat_template`, not variables of the template.
+fn only_variables(variables: &Value) -> Result<()> {
+    let is_object = matches!(variables, Value::None | Value::Dict(_));
+    if !is_object {
+        return Err(Error::decode("`chat_template_kwargs` is not an object"));
+    }
+    match members(variables).find(|(name, _)| ARGUMENTS.contains(name)) {
+        None => Ok(()),
+        Some((name, _)) => Err(Error::decode(format!(
+            "`{name}` is no variable of a template: set it for all conversations"
+        ))),
+    }
+}
+
 fn members(value: &Value) -> impl Iterator<Item = (&str, Value)> {
     let dict = match value {
         Value::Dict(dict) => Some(&**dict),
@@ -172,6 +205,25 @@ fn members(value: &Value) -> impl Iterator<Item = (&str, Value)> {
         Key::Int(_) => None,
     })
 }
+
+/// The arguments of `transformers.apply_chat_template`.
+const ARGUMENTS: [&str; 15] = [
+    "conversation",
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+];
 
 /// The names under which a message has its reasoning.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];

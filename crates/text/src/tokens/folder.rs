@@ -2,7 +2,7 @@
 //!
 //! | file | what is taken |
 //! |---|---|
-//! | `tokenizer_config.json` | `chat_template` (one, or a list with names), special tokens, `added_tokens_decoder` |
+//! | `tokenizer_config.json` | `chat_template` (one, or a list with names), special tokens, also additional ones, `added_tokens_decoder` |
 //! | `chat_template.jinja`, `additional_chat_templates/*.jinja` | templates, instead of those above |
 //! | `special_tokens_map.json` | special tokens, if the configuration has no `added_tokens_decoder` |
 //!
@@ -31,8 +31,20 @@ const SPECIAL: [&str; 7] = [
     "mask_token",
 ];
 
-/// The source of a template, and the special tokens.
-pub fn template(folder: &Path, name: Option<&str>) -> Result<(String, Vec<(String, String)>)> {
+/// Further special tokens.
+const MORE: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+
+/// A template of a folder.
+pub struct Found {
+    pub source: String,
+    /// Special tokens by their names.
+    pub special: Vec<(String, String)>,
+    /// Whether `transformers` takes another template for conversations with tools.
+    pub is_without_tools: bool,
+}
+
+/// A template of the folder: that of this name, or the default.
+pub fn template(folder: &Path, name: Option<&str>) -> Result<Found> {
     let config = json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
     let mut templates = files(folder)?;
     if templates.is_empty() {
@@ -49,7 +61,11 @@ pub fn template(folder: &Path, name: Option<&str>) -> Result<(String, Vec<(Strin
         };
         Error::new(ErrorKind::Config, Stage::Build, message).with_path(folder)
     })?;
-    Ok((source, special(folder, &config)?))
+    Ok(Found {
+        source,
+        special: special(folder, &config)?,
+        is_without_tools: name.is_none() && templates.contains_key("tool_use"),
+    })
 }
 
 /// The source of a template in a file of its own, and the special tokens.
@@ -83,7 +99,12 @@ pub fn added_tokens(folder: &Path, known: &[AddedToken]) -> Result<Vec<AddedToke
     let Some(config) = json(&path)? else {
         return Ok(Vec::new());
     };
-    let special = special(folder, &config)?;
+    let splits = config.get("split_special_tokens").and_then(Value::as_bool);
+    if splits == Some(true) {
+        let message = "split_special_tokens: special tokens within texts are not split here";
+        return Err(Error::new(ErrorKind::Unsupported, Stage::Build, message).with_path(&path));
+    }
+    let named = special(folder, &config)?;
     let mut numbered = BTreeMap::new();
     let entries = config
         .get("added_tokens_decoder")
@@ -104,7 +125,9 @@ pub fn added_tokens(folder: &Path, known: &[AddedToken]) -> Result<Vec<AddedToke
     }
     let mut added: Vec<AddedToken> = numbered.into_values().collect();
     added.retain(|token| !known.iter().any(|known| is_same(known, token)));
-    for (_, content) in special {
+    let more = MORE.into_iter().filter_map(|name| config.get(name));
+    let named = named.into_iter().map(|(_, content)| content);
+    for content in named.chain(more.flat_map(contents)) {
         match added.iter_mut().find(|token| token.content == content) {
             Some(token) => token.special = true,
             None if known.iter().any(|known| known.content == content) => {}
@@ -112,6 +135,20 @@ pub fn added_tokens(folder: &Path, known: &[AddedToken]) -> Result<Vec<AddedToke
         }
     }
     Ok(added)
+}
+
+/// The texts of tokens in a list, or in an object by their names.
+fn contents(tokens: &Value) -> Vec<String> {
+    let tokens: Vec<&Value> = match tokens {
+        Value::Array(tokens) => tokens.iter().collect(),
+        Value::Object(tokens) => tokens.values().collect(),
+        _ => Vec::new(),
+    };
+    let content = |token: &Value| {
+        let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
+        Some(text.to_string())
+    };
+    tokens.into_iter().filter_map(content).collect()
 }
 
 fn flag(entry: &Value, name: &str) -> Option<bool> {

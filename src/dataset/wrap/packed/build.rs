@@ -112,8 +112,8 @@ impl<D: Dataset> PackedBuilder<D> {
     }
 
     /// Packs texts before they are tokenised: their lengths in tokens are estimated from their bytes,
-    /// by a look at some 2,000 of them. So the first step needs no pass over the data. Rows have some
-    /// percents more padding, and tokens past the end of a row are cut: use it with
+    /// by a look at some 2,000 of them. So the first step needs no pass over the data. Rows have
+    /// more padding, and tokens past the end of a row are cut: use it with
     /// [`cut`](Self::cut). No effect where lengths are known.
     pub fn estimated(mut self) -> Self {
         self.estimated = true;
