@@ -125,9 +125,9 @@ impl Chat {
     ///
     /// Errors: not the JSON of an object.
     pub fn variables(mut self, object: impl AsRef<[u8]>) -> Result<Self> {
-        let wrong = |error: Error| error.within("the template's variables");
-        json::check(object.as_ref()).map_err(wrong)?;
-        only_variables(&data::parse(object.as_ref())?).map_err(wrong)?;
+        json::check(object.as_ref())
+            .and_then(|()| only_variables(&data::parse(object.as_ref())?))
+            .map_err(|error| error.within("the template's variables"))?;
         self.settings.variables = Some(object.as_ref().into());
         Ok(self)
     }

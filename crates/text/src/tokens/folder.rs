@@ -144,11 +144,11 @@ fn contents(tokens: &Value) -> Vec<String> {
         Value::Object(tokens) => tokens.values().collect(),
         _ => Vec::new(),
     };
-    let content = |token: &Value| {
+    let contents = tokens.into_iter().filter_map(|token| {
         let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
         Some(text.to_string())
-    };
-    tokens.into_iter().filter_map(content).collect()
+    });
+    contents.collect()
 }
 
 fn flag(entry: &Value, name: &str) -> Option<bool> {
