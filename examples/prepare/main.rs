@@ -29,8 +29,8 @@ mod tokens;
 mod warm;
 
 use clap::{CommandFactory, FromArgMatches, Parser, ValueEnum};
-use feedline::ErrorKind;
-use feedline::prepare::{Event, Format, Shards};
+use feedline::prepare::{Event, Finished, Format, Shards};
+use feedline::{ErrorKind, Stop};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -167,17 +167,28 @@ fn run(args: &ShardArgs, options: &Options) -> Result<ExitCode, Box<dyn Error>> 
         .into_iter()
         .fold(shards, Shards::samples_per_shard);
     let bar = progress("{elapsed_precise} {wide_bar} {pos}/{len} pictures ({eta})")?;
-    let finished = shards.write(&args.input, &args.output, |event| {
-        if let Event::Inputs { done, total, .. } = event {
-            bar.set_length(total);
-            bar.set_position(done);
-        }
-        if stop.requested() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    });
+    let finished = shards.write(&args.input, &args.output, |event| shown(&bar, &stop, event));
+    ended(&bar, finished)
+}
+
+/// Moves the bar, and ends the work when the user asks for it.
+fn shown(bar: &ProgressBar, stop: &Stop, event: Event<'_>) -> ControlFlow<()> {
+    if let Event::Inputs { done, total, .. } = event {
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+    if stop.requested() {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Prints what was written, or that the user ended it.
+fn ended(
+    bar: &ProgressBar,
+    finished: feedline::Result<Finished>,
+) -> Result<ExitCode, Box<dyn Error>> {
     bar.finish_and_clear();
     match finished {
         Err(error) if error.kind() == ErrorKind::Cancelled => {

@@ -1,17 +1,15 @@
 //! `tokens`: texts become token files, in one process or as a plan.
 
-use crate::job::{self, RunArgs, STOPPED, stop};
+use crate::job::{self, RunArgs, stop};
 use crate::progress;
 use clap::Args;
-use feedline::ErrorKind;
 use feedline::dataset::{Damage, Dataset, Jsonl};
 use feedline::decode::{Tokenize, Tokenizer};
-use feedline::prepare::{Event, Plan, TokenFiles};
+use feedline::prepare::{Plan, TokenFiles};
 use indicatif::HumanBytes;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::num::NonZeroUsize;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -134,27 +132,9 @@ pub fn tokens(args: &TokensArgs) -> Result<ExitCode, Box<dyn Error>> {
     let bar = progress("{elapsed_precise} {wide_bar} {pos}/{len} texts or chunks ({eta})")?;
     let workers = args.workers.map_or(0, NonZeroUsize::get);
     let finished = files.write(&*texts, &ids, &args.output, workers, |event| {
-        if let Event::Inputs { done, total, .. } = event {
-            bar.set_length(total);
-            bar.set_position(done);
-        }
-        if stop.requested() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        crate::shown(&bar, &stop, event)
     });
-    bar.finish_and_clear();
-    match finished {
-        Err(error) if error.kind() == ErrorKind::Cancelled => {
-            eprintln!("{error}");
-            Ok(ExitCode::from(STOPPED))
-        }
-        finished => {
-            println!("{}", finished?);
-            Ok(ExitCode::SUCCESS)
-        }
-    }
+    crate::ended(&bar, finished)
 }
 
 /// Runs tasks of a plan of tokens.

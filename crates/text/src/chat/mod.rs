@@ -151,7 +151,6 @@ impl ChatTemplate {
             Some(json) => data::parse(json)?,
             None => Value::None,
         };
-        only_variables(&given)?;
         only_variables(&chat.variables)?;
         let special = self.0.special.iter();
         let special = special.map(|(name, token)| (name.as_str(), Value::Str(token.clone())));
